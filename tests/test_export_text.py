@@ -111,6 +111,31 @@ def test_a_classifier_gives_the_same_classes_and_probabilities(tmp_path: Path) -
     assert read_folder(tmp_path).metadata["id2label"] == {"0": "negative", "1": "neutral", "2": "positive"}
 
 
+def test_a_pipeline_truncates_texts_where_regard_does(tmp_path: Path) -> None:
+    bundle = classifier(pooling="cls", pooler=True)
+    recipe = {"task": "text-classification", "data": {"classes": list(NAMES), "max_length": 12}}
+    regard.save(bundle.model, tmp_path / "run", tokenizers=bundle.tokenizers, recipe=recipe)
+    assert export(tmp_path / "run", tmp_path / "hf") == 0
+    pipeline = transformers.pipeline("text-classification", str(tmp_path / "hf"), top_k=None, truncation=True)
+    for text in (TEXTS[0], " ".join(TEXTS), " ".join(TEXTS * 40)):  # the last one exceeds the positions
+        (ours,), (theirs,) = regard.load(tmp_path / "run").predict([text]), pipeline([text])
+        assert {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in theirs} == ours.probabilities
+
+
+def test_a_translator_with_two_tokenizers_is_decoded_by_that_of_the_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, out = translator(("bpe", "word")), tmp_path / "hf"
+    regard.save(bundle.model, tmp_path / "run", tokenizers=bundle.tokenizers)
+    assert export(tmp_path / "run", out) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"decode outputs with the target's tokenizer:  AutoTokenizer.from_pretrained('{out}/target')"
+    source, target = map(transformers.AutoTokenizer.from_pretrained, (out, out / "target"))
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(out)
+    ids = model.generate(**source(TEXTS[0], return_tensors="pt"), max_new_tokens=12)
+    assert target.decode(ids[0], skip_special_tokens=True) == bundle.predict([TEXTS[0]], max_length=12)[0].text
+
+
 def test_a_masked_model_fills_the_same_tokens(tmp_path: Path) -> None:
     own = tokenizer("bpe").with_special_tokens(["<mask>"])
     config = ModelConfig(**BERT, vocab_size=len(own), output_head="tokens", head_layer=True, logit_bias=True)

@@ -117,6 +117,9 @@ def _save_hf(args: argparse.Namespace, bundle: Bundle, fresh: Path) -> Result:
             raise
         result = {"values": 0, "compared": 0, "reason": str(missing)}
         summary = [f"not compared with the run: {missing}, and export again with --check"]
+    if "target" in bundle.tokenizers:
+        target = str(Path(args.hf) / "target")
+        summary = [*summary, f"decode outputs with the target's tokenizer:  AutoTokenizer.from_pretrained({target!r})"]
     return {"family": family, **result}, family, summary
 
 
