@@ -380,8 +380,10 @@ def test_what_needs_the_model_itself_is_refused(
     exported: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, other = exported("translation")
-    with pytest.raises(UserError, match="exported"):
+    with pytest.raises(UserError, match="alignments need attention weights"):
         other.predictor.align([("ok", "ok")])
+    assert main(["translate", str(other.path), "ok", "--alignments"]) == 2
+    assert "which an export does not have; use the run" in capsys.readouterr().err
     assert main(["attend", str(other.path), "ok"]) == 2
     assert main(["export", str(other.path), "--onnx", str(tmp_path / "out")]) == 2
     assert main(["export", str(other.path), "--hf", str(tmp_path / "out")]) == 2

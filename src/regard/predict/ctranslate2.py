@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.models.config import ModelConfig
 from regard.models.recipe import RECIPE, model_config
-from regard.predict.alignment import Links
 from regard.predict.bundle import Bundle, Predictor
 from regard.predict.config import SearchConfig
 from regard.predict.constraints import Constraints
@@ -99,9 +98,6 @@ class CTranslate2Translator(Translator):
             SequenceScore.of(self.target, ids[1:], list(one.log_probs))
             for ids, one in zip(targets, results, strict=True)
         ]
-
-    def align(self, pairs: Sequence[tuple[str, str]], layer: int | None = None) -> list[Links]:
-        raise UserError(f"{self.bundle.name}: alignments need the model itself, not its export; use the run")
 
 
 class CTranslate2Generator(Generator):

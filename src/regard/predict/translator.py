@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from regard.errors import UserError
-from regard.models.transformer import EncoderDecoder, SequenceToSequence
+from regard.models.transformer import EncoderDecoder, Model, SequenceToSequence
 from regard.nn.trace import trace
 from regard.predict.alignment import Links, alignment_layer, link_words
 from regard.predict.bundle import Batch, ScoredText, SearchPredictor, TextPrediction
@@ -173,6 +173,10 @@ class Translator(SearchPredictor[str, TextPrediction]):
         Of an ensemble, by that of its first model. A trace marks the modules of a model, which another thread may be
         using: traced is a copy of them, with the same weights.
         """
+        if not isinstance(self.model, Model):
+            raise UserError(
+                "alignments need attention weights, which an export does not have; use the run it comes from"
+            )
         name, links = alignment_layer(self.model, layer), [Links() for _ in pairs]
         tensors = (*self.model.parameters(), *self.model.buffers())
         model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
