@@ -204,3 +204,11 @@ def test_errors_name_the_folder_that_was_asked_for(tmp_path: Path, monkeypatch: 
         with pytest.raises(UserError, match=r"^/proc/x: cannot be created"), staged("/proc/x"):
             pass
     assert os.listdir() == []
+
+
+def test_a_file_is_not_called_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "demo.log").touch()
+    assert regard("export", tmp_path / "demo.log", "--hf", tmp_path / "out") == 2
+    assert "demo.log: is a file, not a folder; pass the folder of a saved model" in capsys.readouterr().err
+    assert regard("export", tmp_path / "nowhere", "--hf", tmp_path / "out") == 2
+    assert "nowhere: no such folder" in capsys.readouterr().err

@@ -16,6 +16,8 @@ import pytest
 import regard
 from regard import cli
 from regard.messages import PART, VARIABLE, _read, entries, language, localize
+from regard.models.config import ModelConfig
+from regard.models.transformer import build
 from regard.terminal import screen_width
 
 COMMANDS = tuple(cli.COMMANDS)
@@ -164,6 +166,8 @@ def test_a_message_in_a_message_is_translated_and_a_name_is_not(korean):
         (["train", "recipe.toml"], ["train.stepz: 알 수 없는 설정입니다. 혹시 'steps'인가요?"]),
         (["train", "other.toml"], ["train.tsv: 그런 파일이 없습니다", "--data DIR"]),
         (["translate", "nothing", "hello"], ["nothing: 그런 폴더가 없습니다", "recipe.toml"]),
+        (["translate", "recipe.toml", "hello"], ["recipe.toml: 폴더가 아니라 파일입니다"]),
+        (["serve", "nothing"], ["nothing은(는) 학습한 모델이 아닙니다(recipe.toml이 없습니다)"]),
         (["translate", "nothing", "--beam", "x", "hi"], ["--beam", "'x'은(는) 올바른 int 값이 아닙니다"]),
         (["runs", "nothing"], ["nothing: 그런 폴더가 없습니다"]),
     ],
@@ -203,6 +207,21 @@ def test_problems_of_data_are_explained_in_korean(korean, capsys, empty_folder, 
     error = capsys.readouterr().err
     assert all(part in error for part in named), error
     assert not re.search(r"\b(?:the|is|line|has|did|pass|such)\b", error.replace(str(empty_folder), "")), error
+
+
+def test_refusals_of_an_export_are_explained_in_korean(korean, capsys, empty_folder):
+    config = ModelConfig(architecture="encoder", dim=8, heads=2, layers=1, ff_dim=8, vocab_size=9, output_head="none")
+    regard.save(build(config), "run")
+    assert cli.main(["export", "run", "--ctranslate2", ""]) == 2
+    assert "저장할 폴더의 이름이 비어 있습니다" in capsys.readouterr().err
+    assert cli.main(["export", "run", "--ctranslate2", "run", "--force"]) == 2
+    assert "지금 읽는 run이(가) 그 안에 있습니다" in capsys.readouterr().err
+    (empty_folder / "mine").mkdir()
+    (empty_folder / "mine" / "thesis.txt").touch()
+    assert cli.main(["export", "run", "--ctranslate2", "mine", "--force"]) == 2
+    assert "이 명령이 만든 폴더가 아니어서" in capsys.readouterr().err
+    assert cli.main(["export", "run", "--ctranslate2", "out"]) == 2
+    assert "run: CTranslate2로 내보낼 수 없습니다: architecture = 'encoder'" in capsys.readouterr().err
 
 
 def test_json_and_exit_codes_do_not_depend_on_the_language(monkeypatch, capsys, tmp_path):

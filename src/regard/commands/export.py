@@ -186,7 +186,7 @@ def verify(bundle: Bundle, exported: Bundle | Peer, *, int8: bool = False) -> tu
     inputs = fitting(bundle, inputs) or fitting(bundle, generated_inputs(bundle, INPUTS))
     kind = f"inputs from {name}" if name else "generated inputs"
     difference = compare_values(bundle, exported, inputs, int8=int8, peer="the run")
-    agreement = compare_outputs(bundle, exported, inputs, peer="the run", kind=kind)
+    agreement = compare_outputs(bundle, exported, inputs, int8=int8, peer="the run", kind=kind)
     return _verified(difference, agreement, name or "generated", int8=int8)
 
 

@@ -80,9 +80,10 @@ class Agreement:
     peer: str = "transformers"
     kind: str = "texts"  # of the inputs
     reason: str = ""  # why none are compared
+    within: float | None = None  # of numbers: "identical" up to this part of the largest one
 
     @classmethod
-    def of(cls, inputs: Sequence[str], ours: Sequence[str], theirs: Sequence[str], **options: str) -> Agreement:
+    def of(cls, inputs: Sequence[str], ours: Sequence[str], theirs: Sequence[str], **options: Any) -> Agreement:
         pairs = [*zip(inputs, ours, theirs, strict=True)]
         different = [pair for pair in pairs if pair[1] != pair[2]]
         return cls(len(pairs) - len(different), len(pairs), different[0] if different else None, **options)
@@ -96,7 +97,12 @@ class Agreement:
     def summary(self) -> str:
         if not self.compared:
             return f"outputs: not compared, because {self.reason}"
-        return f"outputs for {self.compared} {self.kind}: {self.identical} identical to those of {self.peer}"
+        equal = (
+            f"identical to those of {self.peer}"
+            if self.within is None
+            else f"within {self.within:g} of the largest value"
+        )
+        return f"outputs for {self.compared} {self.kind}: {self.identical} {equal}"
 
 
 def load_peer(folder: str | Path) -> Any:

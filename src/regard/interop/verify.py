@@ -159,11 +159,16 @@ def _with_mask(text: str) -> str:
     return f"{text} {MASK_NAMES[0]}"
 
 
-def compare_outputs(bundle: Bundle, other: Bundle | Peer, inputs: Sequence[Any], **options: str) -> Agreement:
+def compare_outputs(
+    bundle: Bundle, other: Bundle | Peer, inputs: Sequence[Any], *, int8: bool = False, **options: str
+) -> Agreement:
     """The greedy outputs of both; none of an encoder whose output is vectors."""
     if bundle.predictor_class is None:
         return Agreement.of((), (), (), reason="the outputs are vectors", **options)
     names = [one if isinstance(one, str) else f"input {number}" for number, one in enumerate(inputs, start=1)]
+    if isinstance(other, Bundle) and isinstance(bundle.predictor, Regressor):
+        tolerance = INT8_TOLERANCE if int8 else TOLERANCE
+        return _compare_numbers(_forecasts(bundle, inputs), _forecasts(other, inputs), tolerance, **options)
     if isinstance(other, Peer):
         theirs = other.outputs(inputs, _new_tokens(bundle))
     else:
@@ -199,8 +204,24 @@ def _outputs(predictor: Predictor[Any, Any], inputs: Sequence[Any]) -> list[str]
         case Captioner():
             batches = _batches(predictor.bundle, inputs)
             return [one.text for batch in batches for one in predictor.decode(*batch, config=search)]
-        case Regressor():
-            batches = _batches(predictor.bundle, inputs)
-            values = [row for batch in batches for row in autoregress(predictor.model, *batch, STEPS)]
-            return [" ".join(f"{value:.2f}" for value in row.flatten().tolist()) for row in values]
     raise TypeError(type(predictor))
+
+
+@torch.inference_mode()
+def _forecasts(bundle: Bundle, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The numbers that follow each input."""
+    model: Any = bundle.model
+    return [row.float() for batch in _batches(bundle, inputs) for row in autoregress(model, *batch, STEPS)]
+
+
+def _compare_numbers(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float, **options: str) -> Agreement:
+    """Which outputs agree to a part of the largest number."""
+    most = tolerance * max(1.0, *(float(row.abs().max()) for row in ours))
+    pairs = [*enumerate(zip(ours, theirs, strict=True), start=1)]
+    different = [(number, *pair) for number, pair in pairs if not float((pair[0] - pair[1]).abs().max()) <= most]
+    first = next(((f"input {number}", _as_text(one), _as_text(other)) for number, one, other in different), None)
+    return Agreement(len(pairs) - len(different), len(pairs), first, within=tolerance, **options)
+
+
+def _as_text(values: Tensor) -> str:
+    return " ".join(f"{value:.4g}" for value in values.flatten().tolist())

@@ -85,7 +85,8 @@ def read_recipe(recipe: str | Path, *, saved: bool = False) -> dict[str, Any]:
             raise UserError(f"{path / RECIPE}: missing, so this is not a saved model; pass another folder")
         return read_toml(path / RECIPE)
     if saved:
-        raise UserError(f"{path}: no such folder; pass the folder of a saved model, with {RECIPE}")
+        what = "is a file, not a folder" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {what}; pass the folder of a saved model, with {RECIPE}")
     if path.exists():
         return read_toml(path)
     if path.suffix == ".toml" or len(path.parts) > 1:
