@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from regard import cli
-from regard.errors import UserError
+from regard.errors import Terminated, UserError
 from regard.files import files_in, staged
 from regard.models import folder as runs
 from regard.models.recipe import preset
@@ -144,6 +144,19 @@ def test_ctrl_c_and_sigterm_leave_nothing(tmp_path: Path) -> None:
     with staged(target):
         assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
+def test_sigterm_is_not_an_error_of_a_library(tmp_path: Path) -> None:
+    """One that catches everything, as PyTorch's exporter does, and raises an error of its own."""
+    with pytest.raises(Terminated), staged(tmp_path / "out"):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException:
+            raise RuntimeError("failed to export") from None
+    with pytest.raises(RuntimeError), staged(tmp_path / "out"):
+        raise RuntimeError("failed to export")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX signals")

@@ -186,8 +186,11 @@ def terminable() -> Iterator[None]:
 
     Where it is ignored or handled already, and outside of the main thread, nothing changes.
     """
+    requested = False
 
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal requested
+        requested = True
         raise Terminated
 
     main = threading.current_thread() is threading.main_thread()
@@ -197,6 +200,10 @@ def terminable() -> Iterator[None]:
     signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except Exception as error:
+        if requested:  # a library, such as PyTorch's exporter, has made an error of its own from it
+            raise Terminated from error
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
