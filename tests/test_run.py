@@ -228,7 +228,10 @@ def test_filling_changes_nothing_when_something_does_not_fit(model):
 
 
 def stage(folder, **options):
-    return staged(folder, **{"marker": "recipe.toml", "force": False, "keep": "elsewhere", **options})
+    def own(target):
+        return ["recipe.toml"] if (target / "recipe.toml").is_file() else []
+
+    return staged(folder, **{"own": own, "keep": "elsewhere", **options})
 
 
 def test_a_staged_folder_appears_whole_or_not_at_all(tmp_path):
@@ -258,8 +261,8 @@ def test_what_a_staged_folder_never_replaces(tmp_path):
     (tmp_path / "empty").mkdir()
     for name, options, words in (
         ("run", {}, "--force"),
-        ("photos", {"force": True}, r"contains no recipe\.toml"),
-        ("file", {"force": True}, r"contains no recipe\.toml"),
+        ("photos", {"force": True}, "not written by this command"),
+        ("file", {"force": True}, "not written by this command"),
         ("run", {"force": True, "keep": tmp_path / "run" / "inside"}, "is being read"),
     ):
         with pytest.raises(UserError, match=words), stage(tmp_path / name, **options):

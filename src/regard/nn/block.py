@@ -139,7 +139,8 @@ class Stack(Traceable):
 
     def _prepare(self, contexts: tuple[Context, ...], x: Tensor, dtype: torch.dtype) -> set[str]:
         """Compute what the layers share of masks, which compiled layers only read; the implementations in use."""
-        config, routes = self.config, set[str]()
+        config = self.config
+        routes: set[str] = set()
         if self.tap is not None or config.attention == "reference":
             return {"reference"}
         dropout, bias = config.attention_dropout * self.training, contexts[0].bias
