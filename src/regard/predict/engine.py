@@ -92,7 +92,7 @@ class Snapshot:
     """The modules and weights of a model, to see before every search whether they are still the same.
 
     PyTorch counts changes of a tensor, but not those of a fused optimizer, through `.data` or in inference mode. An
-    optimizer changes all numbers of a weight, which the first 64 show; to read all of them takes as long as a step.
+    optimizer changes all numbers of a weight, which the first 16 show; to read all of them takes as long as a step.
 
     Between two searches all this has left the cache of a core, and the time is that of fetching it again. What is
     compared are therefore flat lists of the tables in which a module keeps its attributes, hooks, children and weights.
@@ -107,8 +107,9 @@ class Snapshot:
         self.children = [table["_modules"] for table in tables if table["_modules"]]
         self.parameters = [table["_parameters"] for table in tables if table["_parameters"]]
         self.modules, self.weights = entries(self.children), entries(self.parameters)
-        self.places = self._places()
-        self.views = [weight.detach().reshape(-1)[:64] for weight in self.weights]
+        self.ids, self.counting = [*map(id, self.weights)], [one for one in self.weights if not one.is_inference()]
+        self.pointers, self.versions = self._pointers(), self._versions()
+        self.views = [weight.detach().reshape(-1)[:16] for weight in self.weights]
         self.sample = torch.cat(self.views)
 
     def holds(self) -> bool:
@@ -118,13 +119,17 @@ class Snapshot:
             and not any("forward" in table or table.get("tap") is not None for table in self.attributes)
             and all(table.get("activation") == name for table, name in self.activations)
             and entries(self.children) == self.modules
-            and list(map(id, entries(self.parameters))) == list(map(id, self.weights))
-            and self._places() == self.places
+            and [*map(id, entries(self.parameters))] == self.ids
+            and self._pointers() == self.pointers
+            and self._versions() == self.versions
             and torch.equal(torch.cat(self.views), self.sample)
         )
 
-    def _places(self) -> list[tuple[int, int]]:
-        return [(weight.data_ptr(), -1 if weight.is_inference() else weight._version) for weight in self.weights]
+    def _pointers(self) -> list[int]:
+        return [*map(Tensor.data_ptr, self.weights)]
+
+    def _versions(self) -> list[int]:
+        return [weight._version for weight in self.counting]
 
 
 def entries(tables: Iterable[dict[str, Any]]) -> list[Any]:
