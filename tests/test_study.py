@@ -259,6 +259,17 @@ def test_rows_and_seeds_that_two_processes_add_at_once_are_both_kept(tmp_path: P
     assert found.seeds == (1, 4)
 
 
+def test_interrupted_between_two_runs_it_says_so(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.commands.ablate.train", stop)
+    assert ablate("mine.toml", *SMALL, "--set-row", "one", "model.heads=1", "-o", "study") == 130
+    assert "\ninterrupted. To continue:" in capsys.readouterr().err
+
+
 def test_interrupted_and_resumed_it_is_the_same(
     here: Path, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

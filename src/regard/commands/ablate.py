@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             train(args, study, reporter)
     except (Interrupted, KeyboardInterrupt) as stop:
         reporter.refresh()
-        print(f"\n{stop or 'interrupted'}. To continue:  {again(study)}", file=sys.stderr)
+        print(f"\n{str(stop) or 'interrupted'}. To continue:  {again(study)}", file=sys.stderr)
         return 130
     if is_worker():  # the process that has started this one shows the results
         return 0
