@@ -133,6 +133,6 @@ class Peer:
         if images.is_floating_point():
             images = (images * 255).round().byte()
         processor = AutoImageProcessor.from_pretrained(str(self.folder / PREPROCESSOR), local_files_only=True)
-        pictures = [Image.fromarray(one.permute(1, 2, 0).squeeze(-1).numpy()) for one in images.cpu()]
-        pixels: Tensor = processor(images=pictures, return_tensors="pt")["pixel_values"]
+        files = [Image.fromarray(one.permute(1, 2, 0).squeeze(-1).numpy()) for one in images.cpu()]
+        pixels: Tensor = processor(images=files, return_tensors="pt")["pixel_values"]
         return pixels
