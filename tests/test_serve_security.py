@@ -262,9 +262,11 @@ def test_images_in_formats_that_run_programs(server: Server) -> None:
 
 
 def test_one_input_fits_into_a_batch(server: Server) -> None:
-    for path, body in (("/v1/translate", {"input": "cat " * 20_000}), ("/translate", {**FIELDS, "q": "cat " * 20_000})):
+    long = ["cat", "cat " * 20_000]
+    for path, body in (("/v1/translate", {"input": long}), ("/translate", {**FIELDS, "q": long})):
         status, content = server.post(path, body)
         assert status == 400 and "--batch-tokens" in json.dumps(content)
+        assert f"{'q' if path == '/translate' else 'input'}.1: has " in json.dumps(content)
     long = {"model": "labels", "input": "cat " * 20_000}
     assert server.post("/v1/embeddings", long)[0] == 200, "a text that is truncated costs what is left of it"
 

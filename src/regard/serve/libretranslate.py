@@ -183,7 +183,7 @@ def router(service: Service, guard: Guard) -> APIRouter:
         else:
             served = choose(service, source if found is None else found.language, target)
             options: dict[str, Any] = {"beam": max(5, count + 1), "n_best": count + 1} if count else {}
-            predictions = await service.predict(request, served, texts, **options)
+            predictions = await service.predict(request, served, texts, where="q", **options)
             outputs = [one.text for one in predictions]
             others = [[other.text for other in one.n_best[1:]] for one in predictions]
 

@@ -24,7 +24,7 @@ from regard.predict.config import SearchConfig
 from regard.predict.generator import LIMIT, Token
 from regard.serve.errors import ApiError
 from regard.serve.models import Models, NotReady, Served
-from regard.serve.work import Admission, Job, Options, Overloaded, Prompt
+from regard.serve.work import Admission, Job, Overloaded, Prompt
 
 SHORT = 2000  # characters whose tokens are counted on the event loop: 0.2 ms
 
@@ -48,11 +48,11 @@ def noted(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def name_input(message: str, jobs: Sequence[Job], error: Exception) -> str:
+def name_input(message: str, where: str, jobs: Sequence[Job], error: Exception) -> str:
     """A message about one of several inputs, an "image" or "line 1" of its batch, with its place in the request."""
     ended = (job.future.exception() if job.future.done() and not job.future.cancelled() else None for job in jobs)
     number = next((number for number, one in enumerate(ended) if one is error), 0)
-    return re.sub("^(image|line [0-9]+): ", f"input.{number}: ", message)
+    return re.sub("^(image|line [0-9]+): ", f"{where}.{number}: ", message)
 
 
 class Post:
@@ -119,9 +119,16 @@ class Service:
             self.count(outcome)
 
     async def predict(
-        self, client: Client, served: Served, items: Sequence[Any], *, alone: bool = False, **options: Any
+        self,
+        client: Client,
+        served: Served,
+        items: Sequence[Any],
+        *,
+        where: str = "input",
+        alone: bool = False,
+        **options: Any,
     ) -> list[Any]:
-        """One output for each item; `options` are those of the predictor. `alone`: one batch per item."""
+        """One output for each item of the field `where`; `options` are the predictor's. `alone`: a batch each."""
         texts = (text for item in items for text in (item if isinstance(item, tuple) else (item,)))
         is_short = sum(len(text) for text in texts if isinstance(text, str)) <= SHORT
         try:
@@ -133,17 +140,16 @@ class Service:
         if (longest := max(costs)) > served.limits.tokens:
             raise ApiError(
                 400,
-                f"input.{costs.index(longest)}: has {longest:,} tokens; the server takes at most "
+                f"{where}.{costs.index(longest)}: has {longest:,} tokens; the server takes at most "
                 f"{served.limits.tokens:,} in one input (--batch-tokens)",
                 code="invalid_input",
             )
         with self._admitted(sum(costs)):
-            return await self._predict(client, served, items, costs, alone, tuple(sorted(options.items())))
+            key = tuple(sorted(options.items()))
+            jobs = [Job(item, key, cost, alone) for item, cost in zip(items, costs, strict=True)]
+            return await self._predict(client, served, where, jobs)
 
-    async def _predict(
-        self, client: Client, served: Served, items: Sequence[Any], costs: Sequence[int], alone: bool, key: Options
-    ) -> list[Any]:
-        jobs = [Job(item, key, cost, alone) for item, cost in zip(items, costs, strict=True)]
+    async def _predict(self, client: Client, served: Served, where: str, jobs: Sequence[Job]) -> list[Any]:
         for job in jobs:
             job.future.add_done_callback(partial(self._leave, job.tokens))
         served.worker.submit(jobs)
@@ -156,7 +162,7 @@ class Service:
                 return list(outputs.result())
             raise gone.result() if gone.done() else self._late()
         except UserError as error:
-            raise ApiError(400, name_input(served.shown(error), jobs, error), code="invalid_input") from None
+            raise ApiError(400, name_input(served.shown(error), where, jobs, error), code="invalid_input") from None
         finally:
             gone.cancel()
             for job in jobs:
