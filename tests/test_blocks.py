@@ -166,6 +166,41 @@ def test_block_masks_contain_every_visible_pair_and_few_others(mask: Mask) -> No
     assert bool((listed | ~some[0]).all()) and int(listed.sum()) <= int(some.sum()) + 2
 
 
+PACKED_MASKS = [everything, causal, window(30), causal & window(50), causal | window(9)]
+
+
+@pytest.mark.parametrize("mask", PACKED_MASKS, ids=str)
+@pytest.mark.parametrize("kind", [None, "alibi", "t5", "relative"])
+def test_a_packed_batch_reads_only_its_texts(mask: Mask, kind: str | None) -> None:
+    """Other texts in every row, two long ones in one of them, and padding at the ends."""
+    document = torch.randint(1, 9, (3, 600)).sort(dim=1).values
+    document[0, 570:], document[1], document[2, 590:] = 0, 1 + torch.arange(600) // 350, 0
+    positions = Positions.of(600, CPU, document > 0, document)
+    attention_mask = AttentionMask(mask, positions, positions)
+    inputs = [torch.randn(3, heads, 600, 16, dtype=torch.double, requires_grad=True) for heads in (2, 1, 1)]
+    bias = None
+    if kind is not None:
+        config = StackConfig(dim=32, heads=2, position_distance=9, position_buckets=8)
+        bias = KINDS[kind](config).double().bias(positions.pos, positions.pos)
+    ours = attend(*inputs, attention_mask, bias=bias)
+    theirs = attend(*inputs, AttentionMask(mask, positions, positions), bias=bias, path="reference")
+    plan = attention_mask.plan
+    assert isinstance(plan, Plan) and plan.rows == 3 and plan.cost < 0.8 * 3 * Piece((0, 600), [(0, 600)]).cost
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    for own, other in zip(*(torch.autograd.grad(out, inputs, weight) for out in (ours, theirs)), strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_packed_texts_stay_dense_where_blocks_are_no_help() -> None:
+    whole = torch.tensor([[1] * 600, [1] * 300 + [2] * 300])
+    other = from_tensor(torch.rand(600, 600) < 0.5)  # read by index, which a row of its own would change
+    for mask, document in ((everything, whole.clamp_max(1)), (other, whole)):
+        positions = Positions.of(600, CPU, document=document)
+        attention_mask = AttentionMask(mask, positions, positions)
+        assert prepare(attention_mask, CPU, 0.0, set()) == "dense" and attention_mask.plan is None
+
+
 def test_a_window_takes_no_memory_for_all_pairs() -> None:
     positions = Positions.of(1 << 17, CPU)
     attention_mask = AttentionMask(causal & window(256), positions, positions)

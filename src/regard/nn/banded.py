@@ -28,7 +28,7 @@ from torch import Tensor
 from regard.nn.config import LONG
 from regard.nn.flash import find_bands, flash_can
 from regard.nn.mask import AttentionMask, causal
-from regard.nn.plan import Plan, Range, cheapest, indices, make_plan
+from regard.nn.plan import Plan, Range, cheapest, indices, make_plan, plan_texts
 from regard.nn.position import Bias
 
 
@@ -50,6 +50,9 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     is_gpu = device.type == "cuda" and not dropout
     if is_gpu and "flash" in kernels and keys >= LONG and find_bands(attention_mask) is not None:
         return "flash"
+    if is_cpu and keys >= LONG and (plan := plan_texts(attention_mask)) is not None:
+        attention_mask.plan = plan
+        return "banded"
     if mask.reach is None and not (is_causal and (is_cpu or kind == "part")):
         return "dense"
     if min(queries, keys) < (LONG if mask.reach is not None else 4 * LONG):
@@ -84,8 +87,12 @@ def attend_banded(
     added = None if bias is None else Added(bias, q, plan)
     if plan.order is not None:
         q, k, v = (x.index_select(2, plan.order) for x in (q, k, v))
+    if plan.rows > 1:
+        q, k, v = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q, k, v))  # [1, H, B · N, D]
     options = {"scale": scale, "dropout_p": dropout, "enable_gqa": q.shape[1] != k.shape[1]}
     whole = (_attend_pieces if plan.pieces else _attend_groups)(q, k, v, plan, added, options)
+    if plan.rows > 1:
+        whole = whole.view(whole.shape[1], plan.rows, -1, whole.shape[3]).transpose(0, 1)
     return whole if plan.undo is None else whole.index_select(2, plan.undo)
 
 
@@ -95,6 +102,7 @@ class Added:
     def __init__(self, bias: Bias, q: Tensor, plan: Plan) -> None:
         self.bias, self.at, self.order, self.batch = bias, bias.at(q), plan.order, q.shape[0]
         self.dtype, self.device = q.dtype, q.device
+        self.length = q.shape[2] if plan.rows > 1 else None  # of a row, where the plan has them as one
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """For query indices [R, c] and key indices [R, m]: [B|1, R, H, c, m]"""
@@ -103,6 +111,9 @@ class Added:
         if self.order is not None:
             queries, keys = self.order[queries], self.order[keys]
         b = torch.arange(rows, device=self.device).view(-1, 1, 1, 1, 1)
+        if self.length is not None:
+            b = (queries // self.length)[None, :, None, :, None].clamp_max(rows - 1)
+            queries, keys = queries % self.length, keys % self.length
         h = torch.arange(bias.heads, device=self.device).view(-1, 1, 1)
         return self.at(b, h, queries[None, :, None, :, None], keys[None, :, None, None, :]).to(self.dtype)
 

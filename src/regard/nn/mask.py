@@ -262,6 +262,20 @@ class AttentionMask:
         tokens = Positions(*self.q.apply(lambda x: x[:, order]))
         return AttentionMask(self.mask, tokens, tokens, order=order)
 
+    def joined(self) -> AttentionMask | None:
+        """The rows of packed texts as one row, in which every text has a number of its own; None: it would differ."""
+        own, texts = self.mask.without(padding).without(same_document), self.q.document
+        if texts is None or self.q is not self.k or self.first or not own.relative or own.dilation > 1:
+            return None
+        numbers = texts - texts.min()
+        count = numbers.max() + 1
+        if self.q.is_real is not None:  # padding, which has no key, comes last in its row
+            numbers = torch.where(self.q.is_real, numbers, count)
+        numbers = numbers + (count + 1) * torch.arange(self.q.rows, device=texts.device)[:, None]
+        rows = Positions(self.q.pos, self.q.is_real, numbers).apply(lambda x: x.expand(self.q.rows, -1).reshape(1, -1))
+        tokens = Positions(*rows)
+        return AttentionMask(self.mask, tokens, tokens)
+
     def dense(self) -> Tensor:
         """bool [B|1, 1, Nq|1, Nk]: the predicate over all pairs at once, by broadcasting."""
         if self._dense is None:

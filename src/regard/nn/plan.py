@@ -8,7 +8,8 @@ of the mask (`regard.nn.blocks`), without looking at all pairs. A plan has one o
     Group   blocks of queries that see as many blocks of keys, copied together: few calls, for a GPU
 
 Where a mask depends on distances alone, blocks in the middle of a band share one mask. Tokens of a dilated window are
-rearranged first, so that those that attend to each other are neighbours.
+rearranged first, so that those that attend to each other are neighbours. Each row of a packed batch has other texts, so
+the rows are planned as one long row, and a block reads no more than the texts that its tokens are of.
 
 Small blocks fit the mask closely, large ones are fewer calls. On a CPU a piece of n queries and m keys takes about
 
@@ -31,6 +32,7 @@ from regard.nn.mask import AttentionMask, Token, causal
 SIZES = (64, 128, 256, 512, 1024)  # tokens of a block
 CAUSAL = 0.56  # time of a causal piece, relative to one without a mask
 CALL = 32.0  # queries whose pairs take as long as the memory of the keys and values of a call
+WORTH = 0.8  # the cost of a plan for packed texts, relative to dense attention, up to which it is used
 COPIED = 16.0  # the same, in addition, if they are copied together
 
 Range = tuple[int, int]  # the first, and the one after the last
@@ -91,6 +93,7 @@ class Plan:
     groups: list[Group]
     order: Tensor | None  # of the tokens, if they are rearranged
     undo: Tensor | None
+    rows: int = 1  # of the batch, if they are one row here
 
     @property
     def cost(self) -> float:
@@ -107,6 +110,17 @@ def cheapest(attention_mask: AttentionMask) -> Plan:
             break
         best = other
     return _add_masks(best, own)
+
+
+def plan_texts(attention_mask: AttentionMask) -> Plan | None:
+    """The plan of a packed batch as one row; None where dense attention costs about as much."""
+    rows, length = attention_mask.q.rows, attention_mask.q.length
+    own = attention_mask.joined()
+    if own is None:
+        return None
+    plan = cheapest(own)
+    plan.rows = rows
+    return plan if plan.cost < WORTH * rows * Piece((0, length), [(0, length)]).cost else None
 
 
 def make_plan(attention_mask: AttentionMask, size: int, pieces: bool) -> Plan:
