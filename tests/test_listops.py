@@ -120,6 +120,24 @@ def test_shorter_expressions_follow_those_of_the_training_set():
     lengths = [len(one.text.split()) for one in found]
     assert min(lengths[:400]) > 40 >= max(lengths[400:]) and min(lengths[400:]) == 4
     assert all(int(one.value) == evaluated(one.text)[0] for one in found[400:])
+    assert sum(size < 8 for size in lengths[400:]) > 150 and sum(size >= 16 for size in lengths[400:]) > 30
+
+
+def test_shorter_expressions_have_as_many_tokens_of_each_octave():
+    tokens = Counter[int]()
+    for one in islice(ListOps(train=1, shorter=5000).expressions("train"), 1, None):
+        size = len(one.text.split())
+        tokens[size.bit_length()] += size
+    assert tokens.total() > 90_000 and {*tokens} == set(range(3, 10))
+    assert max(tokens.values()) < 1.3 * min(tokens.values())
+    for above in (4, 7, 8, 11, 16, 40):  # where the limit is no power of two
+        found = list(replace(SMALL, train=1, above=above, shorter=99).expressions("train"))
+        assert len(found) == 100 and max(len(one.text.split()) for one in found[1:]) <= above
+
+
+def test_shorter_expressions_exist_where_operators_have_few_arguments():
+    few = ListOps(train=1, valid=1, test=1, above=8, below=12, depth=3, arguments=2, shorter=20)
+    assert {len(one.text.split()) for one in islice(few.expressions("train"), 1, None)} == {4, 7}
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ parentheses around every pair, which the published files have, say nothing more 
 until their number of tokens is within the limits. The task is of Nangia & Bowman (2018, arXiv 1804.06028); the defaults
 here are those of Long Range Arena (Tay et al. 2021, arXiv 2011.04006): more than 500 and less than 2,000 tokens.
 
-The long expressions teach one digit for a thousand tokens. `shorter` adds short ones, for a small part of the tokens,
-from which the rules are learned much sooner; they are no part of the benchmark.
+The long expressions teach one digit for a thousand tokens. `shorter` adds others of 4 tokens and more, from which the
+rules are learned much sooner; they are no part of the benchmark. Most random trees are either a few tokens or hundreds
+long, so the lengths are sampled by octaves, 4 to 7 tokens, 8 to 15, …, about as many tokens of each.
 
 Much of the accuracy needs no nesting at all: MIN is mostly 0 and MAX mostly 9. `root_baseline` predicts the most
 frequent class of the first operator, which is about as good as the models of that paper are.
@@ -30,7 +31,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -79,8 +80,20 @@ class ListOps:
     def expressions(self, split: Split) -> Iterator[Expression]:
         """Those of a set, the same each time."""
         yield from self._sampled(getattr(self, split), SPLITS.index(split))
-        if split == "train" and self.shorter:
-            yield from replace(self, shorter=0, above=0, below=self.above + 1)._sampled(self.shorter, len(SPLITS))
+        if split == "train":
+            for octave, (least, beyond, count) in enumerate(self._octaves()):
+                limits = replace(self, shorter=0, above=least - 1, below=beyond)
+                yield from limits._sampled(count, len(SPLITS) + octave)
+
+    def _octaves(self) -> list[tuple[int, int, int]]:
+        """Limits of the lengths of `shorter` expressions, from and below, and how many there are between them."""
+        limits = [SHORTEST]
+        while 3 * limits[-1] <= self.above + 1:  # the last is at least half an octave: a smaller part may have no tree
+            limits.append(2 * limits[-1])
+        limits.append(self.above + 1)
+        shares = list(accumulate(1 / (least + beyond) for least, beyond in pairwise(limits)))
+        ends = [round(self.shorter * share / shares[-1]) for share in shares]
+        return [(*pair, end - begin) for pair, begin, end in zip(pairwise(limits), [0, *ends], ends, strict=False)]
 
     def _sampled(self, left: int, stream: int) -> Iterator[Expression]:
         random, without = np.random.default_rng((self.seed, stream)), 0
