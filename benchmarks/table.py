@@ -21,7 +21,7 @@ def table(path: Path) -> str:
     tables = {
         "training": training, "language": training, "lengths": lengths, "decoding": decoding, "generation": generation,
         "classes": classes, "tasks": tasks, "exported": exported, "recall": recall,
-        "long-inputs": long_inputs,
+        "long-inputs": long_inputs, "packing": packing,
     }  # fmt: skip
     return tables.get(result.get("kind"), blocks)(result)
 
@@ -205,6 +205,16 @@ def exported(result: Json) -> str:
             size = f"{one['bytes'] / 1e6:.1f} | {one['size']:.2f} | {one['size_of_fp32']:.2f}"
             speed = f"{one['speed']:.2f} | {one['speed_cpu']:.2f} | {one['memory'] / 1e6:.0f}"
             lines.append(f"| {row['run']} | {name} | {quality} | {size} | {speed} |")
+    return "\n".join(lines)
+
+
+def packing(result: Json) -> str:
+    """One row per case; times relative to texts that are read by themselves."""
+    lines = ["| width | tokens of a row | texts | all pairs of a row | padded batches |", "|--:|--:|---|--:|--:|"]
+    for row in result["rows"]:
+        all_pairs, own, padded = (row["passes"][name]["ms"] for name in ("all pairs", "texts", "padded"))
+        what = f"{row['mean']} tokens on average" if row["mean"] else f"log-uniform, 4 to {row['row']}"
+        lines.append(f"| {row['dim']} | {row['row']} | {what} | {all_pairs / own:.2f} | {padded / own:.2f} |")
     return "\n".join(lines)
 
 

@@ -23,6 +23,7 @@ import language
 import learners
 import lengths
 import measure
+import packing
 import parts
 import peer_models
 import recall
@@ -52,6 +53,14 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str
     assert str(out.parent) not in result["machine"]["command"]
     assert table.table(out).count("\n") >= 4
     return result
+
+
+def test_packed_and_padded_texts_are_the_same_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(packing, "SIZES", {"tiny": (16, 2)})
+    rows = run(packing, monkeypatch, tmp_path / "out.json", "--rounds", "1", "--least", "0.001")["rows"]
+    assert [row["row"] for row in rows] == [512, 512, 2048]
+    for row in rows:  # `measured` has compared the outputs
+        assert 0.9 * packing.TOKENS < row["tokens"] <= packing.TOKENS and {*row["passes"]} > {"texts", "padded"}
 
 
 def test_training_runs_and_all_learn_the_same_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

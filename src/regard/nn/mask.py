@@ -265,7 +265,9 @@ class AttentionMask:
     def joined(self) -> AttentionMask | None:
         """The rows of packed texts as one row, in which every text has a number of its own; None: it would differ."""
         own, texts = self.mask.without(padding).without(same_document), self.q.document
-        if texts is None or self.q is not self.k or self.first or not own.relative or own.dilation > 1:
+        if texts is None or not texts.numel() or self.q is not self.k or self.first:
+            return None
+        if not own.relative or own.dilation > 1:
             return None
         numbers = texts - texts.min()
         count = numbers.max() + 1
