@@ -21,7 +21,7 @@ def table(path: Path) -> str:
     tables = {
         "training": training, "language": training, "lengths": lengths, "decoding": decoding, "generation": generation,
         "classes": classes, "tasks": tasks, "exported": exported, "recall": recall,
-        "long-inputs": long_inputs, "packing": packing,
+        "long-inputs": long_inputs, "packing": packing, "long-training": long_training,
     }  # fmt: skip
     return tables.get(result.get("kind"), blocks)(result)
 
@@ -215,6 +215,23 @@ def packing(result: Json) -> str:
         all_pairs, own, padded = (row["passes"][name]["ms"] for name in ("all pairs", "texts", "padded"))
         what = f"{row['mean']} tokens on average" if row["mean"] else f"log-uniform, 4 to {row['row']}"
         lines.append(f"| {row['dim']} | {row['row']} | {what} | {all_pairs / own:.2f} | {padded / own:.2f} |")
+    return "\n".join(lines)
+
+
+def long_training(result: Json) -> str:
+    """One row per mixer and kind of memory."""
+    lines = ["| mixer | activations | tokens/s | memory, GB | loss, first to last |", "|---|---|--:|--:|--:|"]
+    for row in result["rows"]:
+        kept = "recomputed" if row["checkpointing"] else "stored"
+        if "failed" in row:
+            lines.append(f"| {row['mixer']} | {kept} | {row['failed']} | | |")
+            continue
+        speed, memory, losses = (
+            row["tokens_per_second"],
+            row["memory_gb"],
+            f"{row['first_loss']:.2f} to {row['loss']:.2f}",
+        )
+        lines.append(f"| {row['mixer']} | {kept} | {speed:,} | {_cell(memory, '.1f')} | {losses} |")
     return "\n".join(lines)
 
 

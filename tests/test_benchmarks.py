@@ -22,6 +22,7 @@ import exported
 import language
 import learners
 import lengths
+import long_training
 import measure
 import packing
 import parts
@@ -61,6 +62,14 @@ def test_packed_and_padded_texts_are_the_same_work(monkeypatch: pytest.MonkeyPat
     assert [row["row"] for row in rows] == [512, 512, 2048]
     for row in rows:  # `measured` has compared the outputs
         assert 0.9 * packing.TOKENS < row["tokens"] <= packing.TOKENS and {*row["passes"]} > {"texts", "padded"}
+
+
+def test_long_rows_are_trained_with_every_kind_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = run(long_training, monkeypatch, tmp_path / "out.json")["rows"]
+    assert [row["checkpointing"] for row in rows] == [False, True] * 2
+    for stored, recomputed in zip(rows[::2], rows[1::2], strict=True):
+        assert stored["loss"] < stored["first_loss"]
+        assert stored["valid_loss"] == pytest.approx(recomputed["valid_loss"], rel=1e-4)
 
 
 def test_training_runs_and_all_learn_the_same_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
