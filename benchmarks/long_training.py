@@ -36,7 +36,8 @@ def settings(mixer: str, checkpointing: bool, args: argparse.Namespace) -> list[
         model["position"] = "none"
     train = {"steps": args.steps, "batch_tokens": args.length, "log_every": args.steps // 6, "warmup": args.steps // 6}
     train |= {"evaluate_every": 0, "activation_checkpointing": str(checkpointing).lower()}
-    train |= {"compile": "true"} if args.device == "cuda" else {"precision": "fp32"}
+    if args.device == "cpu":
+        train["precision"] = "fp32"
     tables = {"model": {**model, "max_length": args.length}, "train": train}
     return [f"{name}.{key}={value}" for name, own in tables.items() for key, value in own.items()]
 

@@ -9,8 +9,8 @@ fast Fourier transform takes O(N log N) operations.
     x [B, N, dim] -> [B, N, dim]
 
 Each text is transformed over its own real tokens, n of them: padding and the other documents of a packed row change
-nothing, and the output of padding is zero. Padded rows of different length are transformed together, as a convolution
-(Bluestein 1970), since 2ab = a² + b² - (a - b)²; packed documents of one length together:
+nothing, and the output of padding is zero. Texts of different length are transformed together, as a convolution
+(Bluestein 1970), since 2ab = a² + b² - (a - b)²:
 
     Σ_b x_b exp(-2πi · ab / n) = w_a Σ_b (x_b w_b) / w_{a-b}        w_k = exp(-πi · k² / n)
 
@@ -20,9 +20,11 @@ A token sees later ones, so only an encoder can use it.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.nn.multihead import Context
+from regard.nn.texts import Texts
 from regard.nn.trace import Traceable
 
 
@@ -43,14 +45,25 @@ class FourierMixing(Traceable):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         positions = context.attention_mask.q
         if positions.document is not None:
-            out = torch.zeros_like(x)
-            for chosen, length in positions.by_length():
-                out[chosen] = fourier(x[chosen].view(-1, length, x.shape[2])).flatten(0, 1)
+            out = fourier_texts(x, context.attention_mask.texts)
         elif positions.is_real is not None and x.numel():
             out = fourier_rows(x, positions.is_real.expand(x.shape[:2]), positions.pos)
         else:
             out = fourier(x)
         return self.mark("output", out)
+
+
+def fourier_texts(x: Tensor, texts: Texts) -> Tensor:
+    """`fourier` of each text of packed rows, 0 for padding."""
+    parts = []
+    for group, own in zip(texts.groups, texts.split(x), strict=True):
+        count, length = group.shape
+        # each size that the FFT has not seen takes it a millisecond, so there are few: 1 to 8, 10, 12, …
+        missing = -count % (1 << max(0, count.bit_length() - 3))
+        is_real = F.pad(group < texts.none, (0, 0, 0, missing))
+        pos = torch.arange(length, device=x.device)[None]
+        parts.append(fourier_rows(F.pad(own, (0, 0, 0, 0, 0, missing)), is_real, pos)[:count])
+    return texts.join(parts)
 
 
 def fourier_rows(x: Tensor, is_real: Tensor, pos: Tensor) -> Tensor:

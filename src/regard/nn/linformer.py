@@ -9,7 +9,7 @@ most `max_length` tokens, and shorter ones use the first columns. All heads shar
     x [B, N, dim]   q [B, H, N, D]   E K [B, Hkv, length, D]   F V [B, Hkv, length, Dv]   ->   [B, N, dim]
 
 A mixture contains later tokens, so only an encoder can use it. Padding has no part in the mixtures, and each document
-of a packed row has mixtures of its own; those of one length are computed together.
+of a packed row has mixtures of its own (`regard.nn.texts`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from regard.nn.config import StackConfig
 from regard.nn.mask import Positions
 from regard.nn.multihead import Context
 from regard.nn.norm import RMSNorm
+from regard.nn.texts import Texts
 from regard.nn.trace import Traceable
 
 
@@ -53,7 +54,7 @@ class LinformerAttention(Traceable):
         if positions.document is None:
             heads = self._attend(q, k, v, positions)
         else:
-            heads = self._attend_documents(q, k, v, positions)
+            heads = self._attend_texts(q, k, v, context.attention_mask.texts)
         heads = self.mark("heads", heads)
         return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)))
 
@@ -70,16 +71,16 @@ class LinformerAttention(Traceable):
             q, k, v, dropout_p=dropout, scale=scale, enable_gqa=self.heads != self.key_heads
         )
 
-    def _attend_documents(self, q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> Tensor:
-        """The same for packed rows; `k` and `v` of a trace have one row per document."""
-        out = q.new_zeros(q.shape[0], q.shape[2], self.heads, self.config.val_dim)  # [B, N, H, Dv]
+    def _attend_texts(self, q: Tensor, k: Tensor, v: Tensor, texts: Texts) -> Tensor:
+        """The same for packed rows; `k` and `v` of a trace have one row per text."""
+        queries, keys, values = (texts.split(x) for x in (q.transpose(1, 2).flatten(2), k, v))
+        outputs = []
         with self.joined(0):
-            for chosen, length in positions.by_length():
-                one = Positions.of(length, q.device)
-                queries = q.transpose(1, 2)[chosen].view(-1, length, *q.shape[1::2]).transpose(1, 2)
-                keys, values = (x[chosen].view(-1, length, x.shape[2]) for x in (k, v))
-                out[chosen] = self._attend(queries, keys, values, one).transpose(1, 2).flatten(0, 1).to(out.dtype)
-        return out.transpose(1, 2)
+            for own, own_k, own_v in zip(queries, keys, values, strict=True):
+                heads = _heads(own, self.heads).transpose(1, 2)
+                out = self._attend(heads, own_k, own_v, Positions.of(own.shape[1], q.device))  # no token: k = v = 0
+                outputs.append(out.transpose(1, 2).flatten(2))
+        return _heads(texts.join(outputs), self.heads).transpose(1, 2)
 
     def _shorten(self, x: Tensor, projection: Tensor, positions: Positions) -> Tensor:
         """[B, N, D] -> [B, length, D], by the columns of the tokens' positions."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from regard.errors import UserError
 from regard.nn import blocks
 from regard.nn.blocks import Bounds, Span
+from regard.nn.texts import Texts
 from regard.nn.tokens import Positions as Positions
 from regard.nn.tokens import Token as Token
 
@@ -239,6 +240,11 @@ class AttentionMask:
         self.plan: Any = None  # of `regard.nn.banded`, once it is made
         self.bands: Any = None  # of `regard.nn.flash`, once they are found
         self.is_recorded = False  # in a step that is replayed, which must not depend on what tensors contain
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The texts of the queries, as rows of their own."""
+        return Texts(self.q)
 
     def with_mask(self, mask: Mask) -> AttentionMask:
         return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order, self.k_first)

@@ -9,7 +9,7 @@ texts of a packed row, or on what a KV cache has read before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -47,23 +47,20 @@ class Positions:
         is_real = None if self.is_real is None else f(self.is_real)
         return f(self.pos), is_real, None if self.document is None else f(self.document)
 
+    def text_numbers(self) -> tuple[Tensor, Tensor]:
+        """[B, N] each: which tokens are real, and the number of the text that each belongs to in the batch."""
+        is_real = torch.ones_like(self.pos, dtype=torch.bool) if self.is_real is None else self.is_real
+        is_first = torch.zeros(self.rows, self.length, dtype=torch.bool, device=self.pos.device)
+        is_first[:, :1] = True
+        if self.document is not None:
+            is_first[:, 1:] = self.document.diff(dim=1) != 0
+        return is_real.expand(self.rows, -1), is_first.flatten().cumsum(dim=0).view_as(is_first) - 1
+
     def text_lengths(self) -> Tensor:
         """[B, N], the number of real tokens in the text that each token belongs to; 0 for padding."""
-        is_real = torch.ones_like(self.pos, dtype=torch.bool) if self.is_real is None else self.is_real
-        real = is_real.expand(self.rows, -1).long()
-        if self.document is None:
-            return real * real.sum(dim=1, keepdim=True)
-        is_first = torch.ones_like(real)
-        is_first[:, 1:] = self.document.diff(dim=1) != 0
-        text = is_first.flatten().cumsum(dim=0) - 1  # [B · N], its number in the batch
-        counts = text.new_zeros(text.shape).index_add(0, text, real.flatten())
-        return real * counts[text].view_as(real)
-
-    def by_length(self) -> Iterator[tuple[Tensor, int]]:
-        """The tokens of all texts of one length, bool [B, N], and this length; for every length that occurs."""
-        lengths = self.text_lengths()
-        for length in sorted({*lengths.flatten().tolist()} - {0}):
-            yield lengths == length, length
+        real, number = self.text_numbers()
+        counts = torch.zeros(number.numel(), dtype=torch.long, device=number.device)
+        return real * counts.index_add(0, number.flatten(), real.flatten().long())[number]
 
     def reorder(self, rows: Tensor) -> Positions:
         """Keep these rows in this order; a tensor with one row for the whole batch stays as it is."""
