@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.errors import UserError
 from regard.nn.attention import attention_stages
@@ -26,6 +27,9 @@ from regard.nn.multihead import Context
 from regard.nn.norm import RMSNorm
 from regard.nn.texts import Texts
 from regard.nn.trace import Traceable
+
+# for batches that differ in shape: cuDNN takes up to a second to prepare its kernels for a new one
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class LinformerAttention(Traceable):
@@ -75,7 +79,7 @@ class LinformerAttention(Traceable):
         """The same for packed rows; `k` and `v` of a trace have one row per text."""
         queries, keys, values = (texts.split(x) for x in (q.transpose(1, 2).flatten(2), k, v))
         outputs = []
-        with self.joined(0):
+        with self.joined(0), sdpa_kernel(KERNELS):
             for own, own_k, own_v in zip(queries, keys, values, strict=True):
                 heads = _heads(own, self.heads).transpose(1, 2)
                 out = self._attend(heads, own_k, own_v, Positions.of(own.shape[1], q.device))  # no token: k = v = 0
