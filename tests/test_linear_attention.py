@@ -30,6 +30,7 @@ from regard.nn.linear_attention import (
 )
 from regard.nn.mask import AttentionMask, Positions, causal, everything
 from regard.nn.multihead import Context
+from regard.nn.texts import Texts
 
 pytestmark = pytest.mark.grid
 
@@ -114,12 +115,13 @@ def test_the_gradients_are_those_of_the_sums(gated: bool, packed: bool) -> None:
     parts = [x.requires_grad_() for x in spread(*inputs(3, 1, 1, 20, 2).unbind())]
     gate = (-inputs(1, 1, 1, 20, 2).abs()).requires_grad_() if gated else None
     document = (torch.arange(20) // 7)[None] if packed else None
+    texts = Texts(Positions.of(20, CPU, document=document)) if packed else None
     given = [*parts, gate] if gate is not None else parts
 
     def run(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor | None = None) -> tuple[Tensor, ...]:
         out, _ = causal_sum(q, k, v, log_gate=log_gate, document=document)
         if log_gate is None:
-            return out, full_sum(q, k, v, document=document)
+            return out, full_sum(q, k, v, texts)
         return out, both_ways(q, k, v, log_gate, document, forward=0)
 
     with pytest.MonkeyPatch.context() as patch:

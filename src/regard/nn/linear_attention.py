@@ -30,9 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.nn.config import CHUNK, PART, RANK, StackConfig
+from regard.nn.mask import AttentionMask
 from regard.nn.multihead import Context
 from regard.nn.norm import RMSNorm
 from regard.nn.position import rotate
+from regard.nn.texts import Texts
 from regard.nn.trace import Traceable
 
 STRONGEST = -4.0  # log α: at most 8 gates lie between a token and its reference, and exp(2 · 8 · 4) is finite
@@ -92,7 +94,7 @@ def causal_sum(
     if log_gate is not None:
         log_gate = _chunks(log_gate.clamp_min(STRONGEST), size)
         sums = log_gate.cumsum(dim=-2)
-        weights = _gated_products(q, k, sums)
+        weights = GatedProducts.apply(q, k, sums)  # type: ignore[no-untyped-call]
         q_in, k_out = q * sums.exp(), k * (sums[..., -1:, :] - sums).exp()
         decay = sums[..., -1:, :].exp().transpose(-2, -1)  # [B, G, 1, chunks, F, 1]
     else:
@@ -125,18 +127,37 @@ def _chunks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     return padded.reshape(*x.shape[:-2], -1, size, x.shape[-1])
 
 
-def _gated_products(q: Tensor, k: Tensor, sums: Tensor) -> Tensor:
-    """Σ_f q_if k_jf exp(sums_if - sums_jf) for all pairs of a chunk […, C, C]; only those with j ≤ i are meaningful.
+class GatedProducts(torch.autograd.Function):
+    """Σ_f q_if k_jf exp(sums_if - sums_jf) for all pairs of a chunk […, C, C]; those with j > i have to be masked.
 
     exp(sums_i) · exp(-sums_j) overflows where much is forgotten. So both are taken relative to the middle of i's part.
+    The scaled keys are one copy per part; the backward pass computes them again instead of storing them.
     """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, sums: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, sums)
+        rows, columns, *_ = _relative(q, k, sums)
+        products = rows @ columns.transpose(-2, -1)  # […, parts, rows of a part, C]
+        return products.flatten(-3, -2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, sums = ctx.saved_tensors
+        rows, columns, row_scale, column_scale = _relative(q, k, sums)
+        products = _chunks(gradients[0], rows.shape[-2])
+        q_gradient = ((products @ columns) * row_scale).flatten(-3, -2)
+        k_gradient = ((products.transpose(-2, -1) @ rows) * column_scale).sum(dim=-3).sum_to_size(k.shape)
+        return q_gradient, k_gradient, (q * q_gradient).sum_to_size(sums.shape) - k * k_gradient
+
+
+def _relative(q: Tensor, k: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries […, parts, rows, F] and keys […, parts, C, F] relative to the middle of a part, and their factors."""
     part = min(PART, q.shape[-2])
     middle = sums[..., part // 2 :: part, None, :]  # […, parts, 1, F]
-    rows = _chunks(q, part) * (_chunks(sums, part) - middle).exp()
-    highest = -STRONGEST * PART / 2
-    columns = k[..., None, :, :] * (middle - sums[..., None, :, :]).clamp_max(highest).exp()  # […, parts, C, F]
-    products = rows @ columns.transpose(-2, -1)  # […, parts, rows of a part, C]
-    return products.flatten(-3, -2)
+    row_scale = (_chunks(sums, part) - middle).exp()
+    column_scale = (middle - sums[..., None, :, :]).clamp_max(-STRONGEST * PART / 2).exp()  # more: j > i
+    return _chunks(q, part) * row_scale, k[..., None, :, :] * column_scale, row_scale, column_scale
 
 
 def scan(decay: Tensor | None, update: Tensor, first: Tensor | None) -> Tensor:
@@ -192,13 +213,27 @@ def doubling_recurrence(decay: Tensor, update: Tensor) -> Tensor:
     return update
 
 
-def full_sum(q: Tensor, k: Tensor, v: Tensor, *, document: Tensor | None = None) -> Tensor:
-    """The same over all keys, before and after the query; the shapes are those of `causal_sum`."""
-    if document is None:
+def full_sum(q: Tensor, k: Tensor, v: Tensor, texts: Texts | None = None) -> Tensor:
+    """The same over all keys, before and after the query; the shapes are those of `causal_sum`.
+
+    With `texts`, over the keys of the same text of a packed row; for a short one, q kᵀ is smaller than kᵀ v.
+    """
+    if texts is None:
         return q @ (k.transpose(-2, -1) @ v)
-    forward, _ = causal_sum(q, k, v, document=document)
-    backward, _ = causal_sum(q.flip(-2), k.flip(-2), v.flip(-2), document=document.flip(-1))
-    return forward + backward.flip(-2) - (q * k).sum(dim=-1, keepdim=True) * v  # the token itself counts once
+    groups, features = q.shape[1], q.shape[-1]
+
+    def split(x: Tensor) -> list[Tensor]:
+        """[B, G, R, N, F] -> [T, G, R, L, F] for each group of texts."""
+        rows = texts.split(x.permute(0, 3, 1, 2, 4).flatten(2))
+        return [row.view(*row.shape[:2], groups, -1, x.shape[-1]).permute(0, 2, 3, 1, 4) for row in rows]
+
+    outputs = []
+    for own_q, own_k, own_v in zip(split(q), split(k), split(v), strict=True):
+        own_k = own_k.transpose(-2, -1)
+        is_short = own_q.shape[-2] < features
+        out = (own_q @ own_k) @ own_v if is_short else own_q @ (own_k @ own_v)
+        outputs.append(out.permute(0, 3, 1, 2, 4).flatten(2))
+    return texts.join(outputs).view(len(q), q.shape[3], groups, -1, v.shape[-1]).permute(0, 2, 3, 1, 4)
 
 
 def both_ways(
@@ -254,27 +289,27 @@ class LinearAttention(Traceable):
         """q [B, Hkv, H / Hkv, N, D], k and v [B, Hkv, 1, N, D] -> [B, Hkv, H / Hkv, N, Dv]."""
         if not q.numel():
             return q.new_zeros(*q.shape[:-1], v.shape[-1])
-        is_real, document = context.attention_mask.q.is_real, context.attention_mask.q.document
-        is_real = None if is_real is None else is_real[:, None, None, :, None]  # [B, 1, 1, N, 1]
+        own = context.attention_mask
+        is_real = None if own.q.is_real is None else own.q.is_real[:, None, None, :, None]  # [B, 1, 1, N, 1]
         if not self.causal:
-            return self.sums(x, q, k, v, is_real, document, None)[0]
+            return self.sums(x, q, k, v, is_real, own, None)[0]
         state = None if context.cache is None else context.cache.states.get(self.layer)
         size = q.shape[-2]
         outputs: list[Tensor] = []
-        if x.device.type == "cpu" and document is None and not torch.compiler.is_compiling():
+        if x.device.type == "cpu" and own.q.document is None and not torch.compiler.is_compiling():
             size = min(size, SEGMENT)
         texts = torch.split(x, size, dim=1)
         parts = zip(*(torch.split(part, size, dim=-2) for part in (q, k, v)), strict=True)
         masks = [None] * len(texts) if is_real is None else torch.split(is_real, size, dim=-2)
         for text, (own_q, own_k, own_v), mask in zip(texts, parts, masks, strict=True):
-            out, state = self.sums(text, own_q, own_k, own_v, mask, document, state)
+            out, state = self.sums(text, own_q, own_k, own_v, mask, own, state)
             outputs.append(out)
         if context.cache is not None and state is not None:
             context.cache.states[self.layer] = state
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
 
     def sums(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, document: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, own: AttentionMask,
         state: State | None,
     ) -> tuple[Tensor, State | None]:  # fmt: skip
         """The output of some tokens, and in a decoder the state after them, from the one before."""
@@ -289,11 +324,11 @@ class LinearAttention(Traceable):
             k = torch.where(is_real, k, -math.inf if is_log else 0.0)
         v = torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)  # the denominator is one more column
         if self.causal:
-            sums, state = causal_sum(q, k, v, document=document, state=state, k_is_log=is_log)
+            sums, state = causal_sum(q, k, v, document=own.q.document, state=state, k_is_log=is_log)
         else:
             if is_log:  # so does one of all keys
                 k = torch.exp(k - k.detach().amax(dim=(-2, -1), keepdim=True).clamp_min(START))
-            sums = full_sum(q, k, v, document=document)
+            sums = full_sum(q, k, v, None if own.q.document is None else own.texts)
         return sums[..., :-1] / sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny), state
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:
@@ -313,7 +348,7 @@ class GatedLinearAttention(LinearAttention):
         self.heads_norm = RMSNorm(config.val_dim, eps=config.norm_eps)
 
     def sums(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, document: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, own: AttentionMask,
         state: State | None,
     ) -> tuple[Tensor, State | None]:  # fmt: skip
         gate = _split(self.gate_up(self.gate_down(x.to(self.gate_up.weight.dtype))), self.key_heads).to(q.dtype)
@@ -323,8 +358,8 @@ class GatedLinearAttention(LinearAttention):
         q = q * self.config.scale
         if not self.causal:
             forward = (self.key_heads + (self.layer + 1) % 2) // 2  # a single one alternates from layer to layer
-            return both_ways(q, k, v, log_gate, document, forward=forward), None
-        return causal_sum(q, k, v, log_gate=log_gate, document=document, state=state)
+            return both_ways(q, k, v, log_gate, own.q.document, forward=forward), None
+        return causal_sum(q, k, v, log_gate=log_gate, document=own.q.document, state=state)
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:
         gate = F.silu(self.output_gate(x)).view_as(heads)
