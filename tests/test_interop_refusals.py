@@ -249,3 +249,10 @@ def test_any_config_json_is_imported_or_a_user_error(data, base):
         config_from_hf({**base, **changes})
     except UserError as error:
         assert len(str(error)) > 20
+
+
+def test_full_attention_has_a_family_however_it_is_written() -> None:
+    own = preset("gpt2", vocab_size=11, attention_dropout=0.0)
+    assert family_of(replace(own, mixer="full, full")).name == family_of(own).name == "GPT-2"
+    assert dict(FAMILIES["gpt2"].mismatches(replace(own, window=8))).keys() == {"window"}
+    assert dict(FAMILIES["gpt2"].mismatches(replace(own, mixer="linear"))) == {"mixer": "'full'"}

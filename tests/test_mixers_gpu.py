@@ -87,7 +87,7 @@ def test_a_compiled_step_in_bfloat16_has_the_gradients_of_a_cpu(length: int, is_
     ours.compute = torch.compile(run_block)
     with torch.autocast("cuda", torch.bfloat16):
         found = passes(ours, x.cuda(), Positions.of(length, torch.device("cuda")))
-    assert relative_error([one.float() for one in found], expected) < 5e-2
+    assert relative_error([one.float() for one in found], expected) < 0.1  # rounded: 0.05; wrong: 1
 
 
 @pytest.mark.parametrize("name", ["window", "global", "bigbird"])

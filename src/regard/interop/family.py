@@ -37,7 +37,7 @@ ACTIVATIONS = {
 # Our fields that have this value in every family
 COMMON: Json = {
     "attention_score": "dot", "window": None, "experts": 0, "residual": True, "pruned": None, "position_axes": 1,
-    "mixer": "", "global_projections": False, "embed_projection": False, "qk_norm": False, "shifted_window": None,
+    "mixer": "full", "global_projections": False, "embed_projection": False, "qk_norm": False, "shifted_window": None,
     "stem": "linear", "causal": True,
 }  # fmt: skip
 
@@ -122,6 +122,8 @@ class Family(ABC):
 
 def actual_value(config: ModelConfig, name: str) -> Any:
     """The value of a field, with defaults resolved."""
+    if name == "mixer":  # "" may be a window, which is a field of its own
+        return "full" if config.all_full else config.mixer or "full"
     resolved = {
         "final_norm": "ends_with_norm", "attention_scale": "scale", "target_vocab_size": "target_size",
         "head_dim": "key_dim",

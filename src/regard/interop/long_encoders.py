@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from regard.interop.encoders import BERT, EMBEDDING
-from regard.interop.family import Additions, Json, unsupported
+from regard.interop.family import Additions, Json, actual_value, unsupported
 from regard.interop.rules import Rule, Tensors, linear, rows, same
 from regard.models.config import ModelConfig
 
@@ -147,7 +147,7 @@ class Longformer(BERT):
 
     def implied(self, config: ModelConfig) -> Json:
         # any window, as long as every layer has one
-        free = {"window": config.window, "mixer": config.mixer}
+        free = {"window": config.window, "mixer": actual_value(config, "mixer")}
         activation = {"activation": "gelu"} if config.output_head == "tokens" else {}  # that of its output head
         return {**super().implied(config), **free, **activation}
 
