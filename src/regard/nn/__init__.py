@@ -12,6 +12,7 @@ Read in this order, from the formula to a stack of blocks:
 then the parts they use:
 
     tokens       positions, padding and documents of a batch
+    texts        packed texts as rows of their own
     blocks       which blocks of the attention matrix a mask leaves visible
     banded       attention that skips the others
     plan         which calls compute the visible ones

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.errors import UserError
 from regard.nn.banded import kernels_for, prepare
 from regard.nn.cache import Cache
-from regard.nn.config import SOFTMAX, StackConfig
+from regard.nn.config import BY_TEXT, SOFTMAX, StackConfig
 from regard.nn.dropout import dropout
 from regard.nn.feedforward import Experts, FeedForward
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything
@@ -131,9 +131,10 @@ class Stack(Traceable):
         bias = contexts[0].bias
         if recompute and bias is not None and not bias.content and routes & {"dense", "reference"}:
             bias.dense(x)  # all layers share it, so it is not part of a layer that is recomputed
+        eager = BY_TEXT if positions.document is not None and not self.causal else ()
         for layer, block in enumerate(self.blocks):
-            context = contexts[layer]
-            run = partial(self.compute, block) if self.compute is not None and self.training else block
+            context, is_eager = contexts[layer], self.config.mixer_of(layer) in eager or not self.training
+            run = block if self.compute is None or is_eager else partial(self.compute, block)
             x = checkpoint(run, x, context, use_reentrant=False) if recompute else run(x, context)
         return self.mark("output", self.norm(x))
 

@@ -31,6 +31,7 @@ from regard.errors import UserError, suggest
 from regard.files import make_folder, write_atomically
 from regard.models.config import ModelConfig
 from regard.models.recipe import with_preset
+from regard.nn.config import BY_TEXT
 from regard.nn.parts import check_split
 from regard.predict.bundle import Bundle, Predictor
 from regard.progress import stage
@@ -233,11 +234,11 @@ class Task(ABC):
         self.check_model(config)
         if self.config.parallel == "context":
             check_split(config)
-        kinds = {config.mixer_of(layer) for layer in range(config.layers)}
-        if self.config.cuda_graph and config.input == "tokens" and (by_length := kinds & {"fourier", "linformer"}):
+        kinds = {config.mixer_of(layer) for layer in range(config.layers)} & {*BY_TEXT}
+        if self.config.cuda_graph and config.input == "tokens" and config.architecture != "decoder" and kinds:
             raise UserError(
-                f"train.cuda_graph = true: mixer = '{min(by_length)}' computes the texts of one length together, and a "
-                "graph has fixed shapes; set train.cuda_graph = false"
+                f"train.cuda_graph = true: mixer = '{min(kinds)}' computes packed texts of similar length together; "
+                "a graph has fixed shapes: set train.cuda_graph = false"
             )
         return config
 
