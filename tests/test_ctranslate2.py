@@ -240,7 +240,10 @@ def test_a_language_model_is_evaluated_and_scored(tmp_path: Path, capsys: pytest
         np.testing.assert_allclose(*values, atol=1e-4)
 
 
-def test_what_needs_the_model_itself_needs_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_needs_the_model_itself_needs_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.commands.explore.page_missing", lambda: None)  # in checkouts without Node.js it is
     run, out = tmp_path / "run", tmp_path / "ct2"
     save(make().model, run, tokenizers={"tokenizer": TOKENS})
     assert export(run, out) == 0

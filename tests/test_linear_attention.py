@@ -30,7 +30,6 @@ from regard.nn.linear_attention import (
 )
 from regard.nn.mask import AttentionMask, Positions, causal, everything
 from regard.nn.multihead import Context
-from regard.nn.texts import Texts
 
 pytestmark = pytest.mark.grid
 
@@ -115,7 +114,7 @@ def test_the_gradients_are_those_of_the_sums(gated: bool, packed: bool) -> None:
     parts = [x.requires_grad_() for x in spread(*inputs(3, 1, 1, 20, 2).unbind())]
     gate = (-inputs(1, 1, 1, 20, 2).abs()).requires_grad_() if gated else None
     document = (torch.arange(20) // 7)[None] if packed else None
-    texts = Texts(Positions.of(20, CPU, document=document)) if packed else None
+    texts = Positions.of(20, CPU, document=document).texts if packed else None
     given = [*parts, gate] if gate is not None else parts
 
     def run(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor | None = None) -> tuple[Tensor, ...]:

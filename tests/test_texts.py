@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.nn.texts import Texts
 from regard.nn.tokens import Positions
 
 rows = st.lists(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=7, max_size=7), min_size=1, max_size=3)
@@ -16,7 +15,7 @@ rows = st.lists(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=7
 def test_each_text_is_a_row_and_comes_back(tokens: list[list[tuple[int, bool]]]) -> None:
     document, is_real = (torch.tensor([[one[i] for one in row] for row in tokens]) for i in (0, 1))
     x = torch.arange(1.0, document.numel() + 1).view(*document.shape, 1)
-    texts = Texts(Positions.of(7, torch.device("cpu"), is_real.bool(), document))
+    texts = Positions.of(7, torch.device("cpu"), is_real.bool(), document).texts
     expected = []  # runs of one document, without padding
     for row, real, values in zip(document.tolist(), is_real.tolist(), x[..., 0].tolist(), strict=True):
         for at, value in enumerate(values):

@@ -16,8 +16,8 @@ and one more token of a decoder what N = 1 takes, whatever was read before: the 
 bits or more. Gates add 16·(d + G·D) + G·D + d·H·Dv + Dv parameters, Linformer 2·L·max_length; Fourier has none.
 
 For the backward pass a decoder stores, per token, the weights of a chunk (H·C), the features of queries and keys as
-the matmuls read them, and the state before each chunk (H·F·E / C): in 32 bits, like all sums. Gates store ten times
-the keys besides, because exp(sum - sum) is stored for each of the four parts of a chunk.
+the matmuls read them, and the state before each chunk (H·F·E / C): in 32 bits, like all sums. Gates store about five
+times the keys besides.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ def _chunked_bytes(config: ModelConfig, kind: str, batch: int, length: int, wide
     decays = kind != "linear" and padded > size  # a recurrence over chunks stores its states
     copies = config.heads + config.key_heads * decays
     if kind == "gated-linear":
-        parts = size // min(PART, size)
-        elements = 4 * q + 6 * k + parts * (2 * k + q) + values + repeated + weights
+        elements = 2 * q + 6 * k + values + repeated + weights
         return wide * (tokens * elements + states * copies) + size * size
     own = (k + q * shared) if kind == "performer" else (k + q)
     elements = 2 * q + own + values + repeated * shared + weights

@@ -132,9 +132,9 @@ class Stack(Traceable):
         if recompute and bias is not None and not bias.content and routes & {"dense", "reference"}:
             bias.dense(x)  # all layers share it, so it is not part of a layer that is recomputed
         eager = BY_TEXT if positions.document is not None and not self.causal else ()
-        for layer, block in enumerate(self.blocks):
-            context, is_eager = contexts[layer], self.config.mixer_of(layer) in eager or not self.training
-            run = block if self.compute is None or is_eager else partial(self.compute, block)
+        for layer, (block, context) in enumerate(zip(self.blocks, contexts, strict=True)):
+            is_eager = not self.training or self.config.mixer_of(layer) in eager
+            run = block if is_eager or self.compute is None else partial(self.compute, block)
             x = checkpoint(run, x, context, use_reentrant=False) if recompute else run(x, context)
         return self.mark("output", self.norm(x))
 

@@ -45,7 +45,7 @@ class FourierMixing(Traceable):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         positions = context.attention_mask.q
         if positions.document is not None:
-            out = fourier_texts(x, context.attention_mask.texts)
+            out = fourier_texts(x, positions.texts)
         elif positions.is_real is not None and x.numel():
             out = fourier_rows(x, positions.is_real.expand(x.shape[:2]), positions.pos)
         else:

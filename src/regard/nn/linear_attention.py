@@ -328,7 +328,7 @@ class LinearAttention(Traceable):
         else:
             if is_log:  # so does one of all keys
                 k = torch.exp(k - k.detach().amax(dim=(-2, -1), keepdim=True).clamp_min(START))
-            sums = full_sum(q, k, v, None if own.q.document is None else own.texts)
+            sums = full_sum(q, k, v, None if own.q.document is None else own.q.texts)
         return sums[..., :-1] / sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny), state
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class LinformerAttention(Traceable):
         if positions.document is None:
             heads = self._attend(q, k, v, positions)
         else:
-            heads = self._attend_texts(q, k, v, context.attention_mask.texts)
+            heads = self._attend_texts(q, k, v, positions.texts)
         heads = self.mark("heads", heads)
         return self.mark("output", self.out(heads.transpose(1, 2).flatten(2)))
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,7 +39,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from regard.errors import UserError
 from regard.nn import blocks
 from regard.nn.blocks import Bounds, Span
-from regard.nn.texts import Texts
 from regard.nn.tokens import Positions as Positions
 from regard.nn.tokens import Token as Token
 
@@ -241,11 +240,6 @@ class AttentionMask:
         self.bands: Any = None  # of `regard.nn.flash`, once they are found
         self.is_recorded = False  # in a step that is replayed, which must not depend on what tensors contain
 
-    @cached_property
-    def texts(self) -> Texts:
-        """The texts of the queries, as rows of their own."""
-        return Texts(self.q)
-
     def with_mask(self, mask: Mask) -> AttentionMask:
         return self if mask is self.mask else AttentionMask(mask, self.q, self.k, self.first, self.order, self.k_first)
 
@@ -267,22 +261,6 @@ class AttentionMask:
         order = torch.cat([torch.arange(at, length, step, device=self.q.pos.device) for at in range(min(step, length))])
         tokens = Positions(*self.q.apply(lambda x: x[:, order]))
         return AttentionMask(self.mask, tokens, tokens, order=order)
-
-    def joined(self) -> AttentionMask | None:
-        """The rows of packed texts as one row, in which every text has a number of its own; None: it would differ."""
-        own, texts = self.mask.without(padding).without(same_document), self.q.document
-        if texts is None or not texts.numel() or self.q is not self.k or self.first:
-            return None
-        if not own.relative or own.dilation > 1:
-            return None
-        numbers = texts - texts.min()
-        count = numbers.max() + 1
-        if self.q.is_real is not None:  # padding, which has no key, comes last in its row
-            numbers = torch.where(self.q.is_real, numbers, count)
-        numbers = numbers + (count + 1) * torch.arange(self.q.rows, device=texts.device)[:, None]
-        rows = Positions(self.q.pos, self.q.is_real, numbers).apply(lambda x: x.expand(self.q.rows, -1).reshape(1, -1))
-        tokens = Positions(*rows)
-        return AttentionMask(self.mask, tokens, tokens)
 
     def dense(self) -> Tensor:
         """bool [B|1, 1, Nq|1, Nk]: the predicate over all pairs at once, by broadcasting."""

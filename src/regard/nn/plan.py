@@ -27,7 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.nn.blocks import Span, cut
-from regard.nn.mask import AttentionMask, Token, causal
+from regard.nn.mask import AttentionMask, Token, causal, padding, same_document
+from regard.nn.tokens import Positions
 
 SIZES = (64, 128, 256, 512, 1024)  # tokens of a block
 CAUSAL = 0.56  # time of a causal piece, relative to one without a mask
@@ -115,12 +116,29 @@ def cheapest(attention_mask: AttentionMask) -> Plan:
 def plan_texts(attention_mask: AttentionMask) -> Plan | None:
     """The plan of a packed batch as one row; None where dense attention costs about as much."""
     rows, length = attention_mask.q.rows, attention_mask.q.length
-    own = attention_mask.joined()
+    own = _join_rows(attention_mask)
     if own is None:
         return None
     plan = cheapest(own)
     plan.rows = rows
     return plan if plan.cost < WORTH * rows * Piece((0, length), [(0, length)]).cost else None
+
+
+def _join_rows(own: AttentionMask) -> AttentionMask | None:
+    """The rows of packed texts as one row, in which every text has a number of its own; None: it would differ."""
+    mask, texts = own.mask.without(padding).without(same_document), own.q.document
+    if texts is None or not texts.numel() or own.q is not own.k or own.first:
+        return None
+    if not mask.relative or mask.dilation > 1:
+        return None
+    numbers = texts - texts.min()
+    count = numbers.max() + 1
+    if own.q.is_real is not None:  # padding, which has no key, comes last in its row
+        numbers = torch.where(own.q.is_real, numbers, count)
+    numbers = numbers + (count + 1) * torch.arange(own.q.rows, device=texts.device)[:, None]
+    rows = Positions(own.q.pos, own.q.is_real, numbers).apply(lambda x: x.expand(own.q.rows, -1).reshape(1, -1))
+    tokens = Positions(*rows)
+    return AttentionMask(own.mask, tokens, tokens)
 
 
 def make_plan(attention_mask: AttentionMask, size: int, pieces: bool) -> Plan:

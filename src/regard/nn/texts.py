@@ -17,16 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.nn.tokens import Positions
-
 
 class Texts:
     groups: list[Tensor]  # [T, L] each: which of the B · N tokens of the batch it is; B · N where there is none
 
-    def __init__(self, tokens: Positions) -> None:
-        self.shape, device = (tokens.rows, tokens.length), tokens.pos.device
-        self.none = self.shape[0] * self.shape[1]
-        real, number = tokens.text_numbers()
+    def __init__(self, real: Tensor, number: Tensor) -> None:
+        """Which tokens [B, N] are real, and the number of the text that each belongs to in the batch."""
+        self.shape, self.none, device = real.shape, real.numel(), real.device
         at = real.flatten().nonzero()[:, 0]
         counts = torch.bincount(number.flatten()[at])
         counts = counts[counts > 0]

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from regard.errors import UserError
+from regard.nn.texts import Texts
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Positions:
         if self.document is not None:
             is_first[:, 1:] = self.document.diff(dim=1) != 0
         return is_real.expand(self.rows, -1), is_first.flatten().cumsum(dim=0).view_as(is_first) - 1
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The texts of packed rows as rows of their own."""
+        return Texts(*self.text_numbers())
 
     def text_lengths(self) -> Tensor:
         """[B, N], the number of real tokens in the text that each token belongs to; 0 for padding."""
