@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.nn.block import Stack
-from regard.nn.config import StackConfig
+from regard.nn.config import BY_TEXT, StackConfig
 from regard.nn.fourier import fourier
 from regard.nn.linformer import LinformerAttention
 from regard.nn.mask import AttentionMask, Positions, everything, from_tensor
@@ -185,3 +185,18 @@ def test_no_tokens_give_no_states(kind: str, shape: tuple[int, int]) -> None:
 def test_linformer_with_shared_keys_and_normalised_queries() -> None:
     stack, x = stack_of("linformer", kv_heads=2, qk_norm=True, value_dim=6), inputs(2, 9, 16)
     assert stack(x, Positions.of(9, CPU)).shape == x.shape
+
+
+@pytest.mark.parametrize("kind", BY_TEXT)
+def test_layers_whose_shapes_depend_on_the_packed_texts_are_not_compiled(kind: str) -> None:
+    stack, compiled = stack_of(f"full, {kind}", position="none", max_length=30).train(), []
+
+    def compute(block: nn.Module, x: Tensor, context: Context) -> Tensor:
+        compiled.append(block)
+        return block(x, context)  # type: ignore[no-any-return]
+
+    stack.compute = compute
+    for document, expected in ((None, list(stack.blocks)), (torch.tensor([[1, 1, 2, 2, 2]]), [stack.blocks[0]])):
+        compiled.clear()
+        stack(inputs(1, 5, 16), Positions.of(5, CPU, document=document))
+        assert compiled == expected

@@ -121,8 +121,7 @@ class Stack(Traceable):
         x = self.embed_projection(self.embed_norm(x))
         if self.training and self.config.embed_dropout:
             x = dropout(x, self.config.embed_dropout)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         # under autocast to bfloat16 the residual stream is bfloat16 too: half the memory traffic
         x = self.mark("embedded", x.to(dtype) if dtype == torch.bfloat16 else x)
         routes = self._prepare(contexts, x, dtype)
