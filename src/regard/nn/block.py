@@ -131,7 +131,7 @@ class Stack(Traceable):
         if recompute and bias is not None and not bias.content and routes & {"dense", "reference"}:
             bias.dense(x)  # all layers share it, so it is not part of a layer that is recomputed
         eager = BY_TEXT if positions.document is not None and not self.causal else ()
-        for layer, (block, context) in enumerate(zip(self.blocks, contexts, strict=True)):
+        for layer, (block, context) in enumerate(zip(self.blocks, contexts, strict=False)):  # blocks may be removed
             is_eager = not self.training or self.config.mixer_of(layer) in eager
             run = block if is_eager or self.compute is None else partial(self.compute, block)
             x = checkpoint(run, x, context, use_reentrant=False) if recompute else run(x, context)
