@@ -28,7 +28,8 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.chart import line_chart
-from regard.nn.linear_attention import orthogonal_features, random_exponents
+from regard.nn.chunks import START
+from regard.nn.linear_attention import orthogonal_features, random_features
 
 KINDS = ("orthogonal", "independent", "trigonometric")
 TOKENS, DIM = 256, 16
@@ -47,8 +48,8 @@ def weights(q: Tensor, k: Tensor, features: Tensor, kind: str) -> Tensor:
         first, second = (torch.cat(((x @ features.T).sin(), (x @ features.T).cos()), dim=1) for x in (q, k))
         products = first @ second.T * (k.square().sum(dim=1) / 2).exp()  # exp(|q|² / 2) cancels
     else:
-        queries, keys = random_exponents(q, features), random_exponents(k, features)
-        products = (queries - queries.amax(dim=1, keepdim=True)).exp() @ (keys - keys.amax()).exp().T
+        own = random_features(features)
+        products = own.of_q(q) @ own.keys(k[None], None, k.new_tensor(START))[0][0].T
     return products / products.sum(dim=1, keepdim=True)
 
 

@@ -98,8 +98,8 @@ def test_operations_forward_and_backward(name):
     given = random_inputs(config, found)
     out: list[Tensor] = []
     assert counted(lambda: out.append(model(*given))) == sum(found.forward.values())
-    assert counted(lambda: out[0].sum().backward()) == found.backward
-    assert found.recomputed == 0
+    assert counted(lambda: out[0].sum().backward()) == found.backward + found.recomputed
+    assert (found.recomputed > 0) == ("linear" in config.mixer or "performer" in config.mixer)
 
 
 def test_operations_of_random_configs():

@@ -11,22 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.nn import linear_attention
+from regard.nn import chunks
 from regard.nn.block import Stack
 from regard.nn.cache import Cache
+from regard.nn.chunks import START, STRONGEST, Features, accumulate, causal_sum
 from regard.nn.config import StackConfig
 from regard.nn.linear_attention import (
-    START,
     GatedLinearAttention,
     LinearAttention,
-    Recurrence,
     both_ways,
-    causal_sum,
-    doubling_recurrence,
     elu_features,
     full_sum,
     orthogonal_features,
-    random_exponents,
+    random_features,
 )
 from regard.nn.mask import AttentionMask, Positions, causal, everything
 from regard.nn.multihead import Context
@@ -66,7 +63,7 @@ def spread(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def test_chunks_compute_the_recurrence(length: int, gated: bool, packed: bool) -> None:
     q, k, v = inputs(3, 2, 3, length, 4)[:, :, :, :, :]
     log_gate = -inputs(2, 3, length, 4).abs() if gated else None
-    document = (torch.arange(length) // 13 + 1).expand(2, -1) if packed else None
+    document = (torch.arange(length) // 13 + 1)[None, None, None, :, None] if packed else None
     state, rows = torch.zeros(2, 3, 4, 4, dtype=torch.float64), []
     for t in range(length):
         if packed and t % 13 == 0:
@@ -98,14 +95,18 @@ def test_a_state_continues_the_sum() -> None:
 
 def test_strong_gates_do_not_overflow_in_single_precision() -> None:
     """64 gates of e^-4 are e^-256: a product of exp(sum) and exp(-sum) would be 0 · inf."""
-    q, k, v = spread(*inputs(3, 1, 1, 64, 4).float())
-    gate = torch.full((1, 1, 1, 64, 4), -4.0)
+    gates = torch.full((1, 1, 1, 80, 4), STRONGEST)
+    given = [x.requires_grad_() for x in (*spread(*inputs(3, 1, 1, 80, 4).float()), gates)]
+    q, k, v, gate = given
     out, _ = causal_sum(q, k, v, log_gate=gate)
     state, expected = torch.zeros(4, 4), []
-    for t in range(64):
-        state = state * math.exp(-4) + k[0, 0, 0, t, :, None] * v[0, 0, 0, t]
+    for t in range(80):
+        state = state * gate[0, 0, 0, t].exp()[:, None] + k[0, 0, 0, t, :, None] * v[0, 0, 0, t]
         expected.append(q[0, 0, 0, t] @ state)
     torch.testing.assert_close(out[0, 0, 0], torch.stack(expected), atol=1e-5, rtol=1e-5)
+    gradients = (torch.autograd.grad(x.square().sum(), given) for x in (out, torch.stack(expected)))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -118,34 +119,44 @@ def test_the_gradients_are_those_of_the_sums(gated: bool, packed: bool) -> None:
     given = [*parts, gate] if gate is not None else parts
 
     def run(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor | None = None) -> tuple[Tensor, ...]:
-        out, _ = causal_sum(q, k, v, log_gate=log_gate, document=document)
+        number = None if document is None else document[:, None, None, :, None]
+        out, _ = causal_sum(q, k, v, log_gate=log_gate, document=number)
         if log_gate is None:
             return out, full_sum(q, k, v, texts)
-        return out, both_ways(q, k, v, log_gate, document, forward=0)
+        return out, both_ways(q, k, v, log_gate=log_gate, document=number, forward=0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear_attention, "PART", 4)
-        patch.setattr(linear_attention, "CHUNK", 8)
+        patch.setattr(chunks, "chunk_size", lambda count, is_gated: 8)
         assert torch.autograd.gradcheck(run, given)
 
 
-def test_the_recurrence_in_log_steps_is_that_of_the_loop() -> None:
-    decay, update = inputs(2, 11, 3, 1).sigmoid().requires_grad_(), inputs(2, 11, 3, 4).requires_grad_()
-    looped, doubled = Recurrence.apply(decay, update), doubling_recurrence(decay, update)
-    torch.testing.assert_close(looped, doubled)
-    for one, other in zip(*(torch.autograd.grad(x.square().sum(), (decay, update)) for x in (looped, doubled)),
-                          strict=True):  # fmt: skip
-        torch.testing.assert_close(one, other)
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 11, 16, 23])
+@pytest.mark.parametrize("decays", [False, True])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_blocks_of_states_give_the_recurrence(
+    count: int, decays: bool, backwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: within blocks first, then from block to block."""
+    states, decay = inputs(count + 1, 3, 2, 4), inputs(count, 3, 2, 1).sigmoid() if decays else None
+    expected = states.flip(0) if backwards else states.clone()
+    for c in range(count):
+        factor = 1.0 if decay is None else decay[~c if backwards else c]
+        expected[c + 1] += factor * expected[c]
+    for compiling in (False, True):
+        found = states.clone()
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        accumulate(found, decay, backwards=backwards)
+        torch.testing.assert_close(found, expected.flip(0) if backwards else expected)
 
 
 def test_a_logarithm_of_the_keys_is_as_good_and_never_overflows() -> None:
     q, k, v = spread(*inputs(3, 2, 2, 150, 4))
-    q, v = q.abs(), torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)
-    plain, _ = causal_sum(q, k.exp(), v)
-    scaled, _ = causal_sum(q, k, v, k_is_log=True)
-    torch.testing.assert_close(scaled[..., :-1] / scaled[..., -1:], plain[..., :-1] / plain[..., -1:])
-    high, state = causal_sum(q, k + 5000, v, k_is_log=True)
-    torch.testing.assert_close(high[..., :-1] / high[..., -1:], plain[..., :-1] / plain[..., -1:])
+    plain, _ = causal_sum(q.abs(), k, v, features=Features(lambda q: q, torch.exp))
+    is_log = Features(lambda q: q, lambda k: k - 3, lambda k: 3 * torch.ones_like(k[..., :1]))
+    scaled, _ = causal_sum(q.abs(), k, v, features=is_log)
+    torch.testing.assert_close(scaled, plain)
+    high, state = causal_sum(q.abs(), k + 5000, v, features=is_log)
+    torch.testing.assert_close(high, plain)
     assert high.isfinite().all() and float(state[1].max()) > 5000 > START
 
 
@@ -230,7 +241,9 @@ def test_random_features_estimate_the_exponential_of_the_product() -> None:
     """E[φ(q) · φ(k)] = exp(q · k), with independent and with orthogonal features (Choromanski et al. 2021, lemma 1)."""
     q, k = inputs(2, 8) / 4
     features = torch.cat([orthogonal_features(4096, 8, seed) for seed in range(8)]).double()
-    products = (random_exponents(q, features) + random_exponents(k, features)).exp()
+    own = random_features(features)
+    assert own.added is not None
+    products = (own.of_k(q) + own.added(q) + own.of_k(k) + own.added(k)).exp()
     error = float(products.std()) / len(features) ** 0.5
     assert abs(float(products.mean()) - math.exp(float(q @ k))) < 4 * error
 
@@ -271,7 +284,7 @@ def test_segments_of_a_long_sequence_change_nothing(kind: str, padded: bool, mon
     stack, x, results = stack_of(kind, is_causal=True), inputs(2, 200, 16).requires_grad_(), []
     is_real = torch.arange(200) >= torch.tensor([[0], [70]]) if padded else None
     for size in (2048, 64):
-        monkeypatch.setattr(linear_attention, "SEGMENT", size)
+        monkeypatch.setattr(chunks, "SEGMENT", size)
         out = stack(x, Positions.of(200, CPU, is_real))
         out = out if is_real is None else out[is_real]
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, *stack.parameters()])])
@@ -350,7 +363,7 @@ def test_the_encoder_form_is_symmetric_in_time(kind: str) -> None:
 def test_gated_heads_of_an_encoder_read_one_way_each(count: int) -> None:
     q, k, v = spread(*inputs(3, 2, 3, 90, 4))
     gate = -inputs(2, 3, 1, 90, 4).abs()
-    out = both_ways(q, k, v, gate, forward=count)
+    out = both_ways(q, k, v, log_gate=gate, forward=count)
     ahead, _ = causal_sum(q, k, v, log_gate=gate)
     back, _ = causal_sum(q.flip(-2), k.flip(-2), v.flip(-2), log_gate=gate.flip(-2))
     torch.testing.assert_close(out, torch.cat((ahead[:, :count], back.flip(-2)[:, count:]), dim=1))

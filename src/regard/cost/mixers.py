@@ -15,15 +15,15 @@ projections Q, K, V and O,
 and one more token of a decoder what N = 1 takes, whatever was read before: the state has B·G·(F·E + 1) elements of 32
 bits or more. Gates add 16·(d + G·D) + G·D + d·H·Dv + Dv parameters, Linformer 2·L·max_length; Fourier has none.
 
-For the backward pass a decoder stores, per token, the weights of a chunk (H·C), the features of queries and keys as
-the matmuls read them, and the state before each chunk (H·F·E / C): in 32 bits, like all sums. Gates store about five
-times the keys besides.
+For the backward pass a decoder stores, per token, the features of queries and keys, the values, and the state
+before each chunk (G·F·E / C): in 32 bits, like all sums. The weights of the chunks, 2·B·N'·H·C·F FLOPs, are computed
+again. The chunks of gated-linear have C = 32 tokens; its gates store about five times the keys besides.
 """
 
 from __future__ import annotations
 
 from regard.models.config import ModelConfig
-from regard.nn.config import CHUNK, LONG, PART, RANK, SOFTMAX
+from regard.nn.config import LONG, RANK, SOFTMAX, chunk_size
 
 
 def softmax_layers(config: ModelConfig, layers: int) -> list[int]:
@@ -50,9 +50,9 @@ def columns_of(config: ModelConfig, kind: str) -> int:
     return config.val_dim + (kind != "gated-linear")
 
 
-def chunk_sizes(length: int) -> tuple[int, int]:
+def chunk_sizes(length: int, kind: str) -> tuple[int, int]:
     """(tokens of a chunk, tokens of all chunks)."""
-    size = length if length <= PART else min(CHUNK, -(-length // PART) * PART)
+    size = chunk_size(length, kind == "gated-linear")
     return size, -(-length // size) * size
 
 
@@ -79,10 +79,10 @@ def global_layers(config: ModelConfig, layers: int) -> int:
     return sum(config.mixer_of(layer) == "window" for layer in range(layers)) * config.global_projections
 
 
-def feature_operations(config: ModelConfig, kind: str, batch: int, length: int) -> int:
+def feature_operations(config: ModelConfig, kind: str, batch: int, length: int, causal: bool) -> int:
     """The random features of a Performer: matmuls with a matrix that has no gradient."""
-    heads = config.heads + config.key_heads
-    return 2 * batch * length * heads * config.key_dim * features_of(config, kind) * (kind == "performer")
+    heads, tokens = config.heads + config.key_heads, chunk_sizes(length, kind)[1] if causal else length
+    return 2 * batch * tokens * heads * config.key_dim * features_of(config, kind) * (kind == "performer")
 
 
 def mixing_operations(config: ModelConfig, kind: str, batch: int, length: int, causal: bool) -> int:
@@ -95,11 +95,22 @@ def mixing_operations(config: ModelConfig, kind: str, batch: int, length: int, c
         return 2 * batch * length * config.projected_length * (key_heads + heads) * both
     features, columns = features_of(config, kind), columns_of(config, kind)
     gated = kind == "gated-linear"
-    size, tokens = chunk_sizes(length)
+    size, tokens = chunk_sizes(length, kind)
     chunked = tokens * ((key_heads + heads) * features * columns + heads * size * (features + columns))
     sums = chunked if causal or gated else length * (key_heads + heads) * features * columns
     gates = length * (RANK * (dim + key_heads * config.key_dim) + dim * heads * config.val_dim) * gated
-    return 2 * batch * (sums + gates) + feature_operations(config, kind, batch, length)
+    return 2 * batch * (sums + gates) + feature_operations(config, kind, batch, length, causal)
+
+
+def recomputed_operations(config: ModelConfig, kind: str, batch: int, length: int, causal: bool) -> int:
+    """In the backward pass: the weights of the chunks, or those of Linformer where attention does not store them."""
+    if kind == "linformer":
+        fused = config.attention != "reference"
+        return 2 * batch * config.heads * length * config.projected_length * config.key_dim * fused
+    if kind == "fourier" or not (causal or kind == "gated-linear"):
+        return 0
+    size, tokens = chunk_sizes(length, kind)
+    return 2 * batch * config.heads * tokens * size * features_of(config, kind)
 
 
 def activation_bytes(config: ModelConfig, kind: str, batch: int, length: int, causal: bool, size: int) -> int:
@@ -113,37 +124,27 @@ def activation_bytes(config: ModelConfig, kind: str, batch: int, length: int, ca
     if kind == "linformer":
         return kept + _linformer_bytes(config, batch, length, size)
     separate = size < 4 or config.position == "rope"  # q and k are new tensors, not views of one projection
-    projected = (q + k) * wide if separate else (q + k + v) * size
     if kind == "gated-linear":
-        kept += tokens * (RANK * wide + 2 * k * wide + (4 * out + config.heads) * wide + out * size)
+        kept += tokens * ((RANK + 3 * k + 4 * out + config.heads) * wide + (k + out) * size)
         return kept + _chunked_bytes(config, kind, batch, length, wide)
     features, columns = features_of(config, kind), columns_of(config, kind)
-    queries, keys, values = config.heads * features, config.key_heads * features, config.key_heads * columns
-    kept += tokens * ((q + k) * wide if kind == "performer" else projected)
-    kept += tokens * wide * config.heads * (columns + 1)  # the sums and the denominators
+    if kind == "performer":  # the lengths of keys, which are views of one projection or new tensors
+        kept += tokens * (k * wide if separate or not causal else (q + k + v) * size)
+    kept += tokens * wide * config.heads * columns  # the quotient and its denominators
     if causal:
         return kept + _chunked_bytes(config, kind, batch, length, wide)
+    queries, keys, values = config.heads * features, config.key_heads * features, config.key_heads * columns
     states = batch * config.heads * features * columns
     return kept + wide * (tokens * (queries + keys + values) + states)
 
 
 def _chunked_bytes(config: ModelConfig, kind: str, batch: int, length: int, wide: int) -> int:
     """The sums of a decoder: what the matmuls of chunks and states read."""
-    size, padded = chunk_sizes(length)
-    tokens, shared = batch * padded, config.key_heads < config.heads
+    size, padded = chunk_sizes(length, kind)
     features, columns = features_of(config, kind), columns_of(config, kind)
-    q, k = config.heads * features, config.key_heads * features
-    values, repeated = config.key_heads * columns, config.heads * columns
-    states = tokens // size * features * columns
-    weights = config.heads * size
-    decays = kind != "linear" and padded > size  # a recurrence over chunks stores its states
-    copies = config.heads + config.key_heads * decays
-    if kind == "gated-linear":
-        elements = 2 * q + 6 * k + values + repeated + weights
-        return wide * (tokens * elements + states * copies) + size * size
-    own = (k + q * shared) if kind == "performer" else (k + q)
-    elements = 2 * q + own + values + repeated * shared + weights
-    return wide * (tokens * elements + states * copies) + size * size
+    elements = config.heads * features + config.key_heads * (features + columns)
+    states = (padded // size + 1) * config.key_heads * features * columns
+    return wide * batch * (padded * elements + states)
 
 
 def _linformer_bytes(config: ModelConfig, batch: int, length: int, size: int) -> int:

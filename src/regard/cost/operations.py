@@ -183,17 +183,20 @@ def masked_operations(config: ModelConfig, stacks: list[StackShape], batch: int)
 
 def recomputed_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
     """q · k again in the backward pass, where attention does not store its weights."""
-    if config.attention == "reference" or config.architecture == "recurrent":
+    if config.architecture == "recurrent":
         return 0
+    kinds = [(kind, stack) for stack in stacks for kind in mixers.other_layers(config, stack.layers)]
+    total = sum(mixers.recomputed_operations(config, kind, batch, stack.length, stack.causal) for kind, stack in kinds)
+    if config.attention == "reference":
+        return total
     pairs = sum(computed_pairs(config, stack) + stack.layers * stack.length * stack.memory for stack in stacks)
-    shortened = sum(mixers.other_layers(config, stack.layers).count("linformer") * stack.length for stack in stacks)
-    return 2 * batch * config.heads * (pairs + shortened * config.projected_length) * config.key_dim
+    return total + 2 * batch * config.heads * pairs * config.key_dim
 
 
 def constant_operations(config: ModelConfig, stacks: list[StackShape], batch: int) -> int:
     """Matmuls in layers with a factor that needs no gradient."""
-    kinds = [(kind, stack.length) for stack in stacks for kind in mixers.other_layers(config, stack.layers)]
-    return sum(mixers.feature_operations(config, kind, batch, length) for kind, length in kinds)
+    kinds = [(kind, stack) for stack in stacks for kind in mixers.other_layers(config, stack.layers)]
+    return sum(mixers.feature_operations(config, kind, batch, stack.length, stack.causal) for kind, stack in kinds)
 
 
 def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:

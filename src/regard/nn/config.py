@@ -30,10 +30,12 @@ SOFTMAX = ("full", "window", "bigbird")  # the mixers that are softmax attention
 BY_TEXT = ("linformer", "linear", "performer", "fourier")
 # here because costs are computed without PyTorch:
 LONG = 512  # keys from which on attention with a window skips masked blocks (`regard.nn.banded`)
-# of linear attention (`regard.nn.linear_attention`)
-CHUNK = 64  # tokens that are computed in parallel
-PART = 16  # tokens whose gates are multiplied out from one reference point
+CHUNK, GATED_CHUNK = 64, 32  # tokens that linear attention computes in parallel (`regard.nn.chunks`)
 RANK = 16  # of the matrix W₂ W₁ of the gates; also the root that is taken of them
+
+
+def chunk_size(length: int, is_gated: bool) -> int:
+    return min(length, GATED_CHUNK if is_gated else CHUNK)
 
 
 @dataclass(frozen=True, kw_only=True)

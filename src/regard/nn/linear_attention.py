@@ -29,28 +29,49 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.nn.config import CHUNK, PART, RANK, StackConfig
-from regard.nn.mask import AttentionMask
+from regard.nn.chunks import START, STRONGEST, Features, State, causal_sum, quotient, with_ones
+from regard.nn.config import RANK, StackConfig
+from regard.nn.mask import Positions
 from regard.nn.multihead import Context
 from regard.nn.norm import RMSNorm
 from regard.nn.position import rotate
 from regard.nn.texts import Texts
 from regard.nn.trace import Traceable
 
-STRONGEST = -4.0  # log α: at most 8 gates lie between a token and its reference, and exp(2 · 8 · 4) is finite
-SEGMENT = 2048  # tokens that a CPU computes at once: the memory of larger tensors would be returned and taken each time
-START = -1e4  # the logarithm of the scale of an empty state
-State = tuple[Tensor, Tensor]  # S [B, Hkv, 1, F, Dv], and the logarithm of its scale [B, Hkv, 1, 1, 1]
+
+class EluFeatures(torch.autograd.Function):
+    """elu(x) + 1, whose derivative is exp(x) = elu(x) + 1 for x < 0, and 1 else: only the output is stored."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out: Tensor = F.elu(x).add_(1)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        of_x: Tensor = gradients[0] * out.clamp_max(1)
+        return of_x
 
 
 def elu_features(x: Tensor) -> Tensor:
     """elu(x) + 1, which is positive."""
-    return F.elu(x) + 1
+    return EluFeatures.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def random_exponents(x: Tensor, features: Tensor) -> Tensor:
-    """ω_m · x - |x|² / 2, the logarithm of the positive random features; x […, D], features [M, D] -> […, M]."""
-    return x @ features.T - x.square().sum(dim=-1, keepdim=True) / 2
+def random_features(matrix: Tensor, scale: float = 1.0) -> Features:
+    """The positive random features of ω_m = matrix[m] [M, D], for which φ(q)ᵀ φ(k) is exp(scale · q · k) on average."""
+    root = math.sqrt(abs(scale))
+
+    def of_q(q: Tensor) -> Tensor:
+        """A factor of each query cancels, so exp(-|q|² / 2) is left out, and exp cannot overflow."""
+        products = (q * root) @ matrix.to(q).T
+        return (products - products.detach().amax(dim=-1, keepdim=True)).exp_()
+
+    return Features(
+        of_q, lambda k: (k * root) @ matrix.to(k).T, lambda k: k.square().sum(dim=-1, keepdim=True) * (-abs(scale) / 2)
+    )
 
 
 def orthogonal_features(count: int, dim: int, seed: int) -> Tensor:
@@ -64,157 +85,8 @@ def orthogonal_features(count: int, dim: int, seed: int) -> Tensor:
     return directions * lengths
 
 
-def causal_sum(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    log_gate: Tensor | None = None,
-    document: Tensor | None = None,
-    state: State | None = None,
-    k_is_log: bool = False,
-) -> tuple[Tensor, State]:
-    """Σ_{j ≤ i} (q_i · k_j, times the gates after j) v_j, and the state after the last token.
-
-    q [B, G, R, N, F], k and log_gate [B, G, 1, N, F], v [B, G, 1, N, Dv] -> [B, G, R, N, Dv]: R queries share a key.
-    document [B, N]: only keys of the same one. With `k_is_log`, k is given by its logarithm, and the result of each
-    chunk has a scale of its own, which cancels in a quotient: exp never overflows.
-    """
-    count = q.shape[-2]
-    size = count if count <= PART else min(CHUNK, -(-count // PART) * PART)
-    q, v = _chunks(q, size), _chunks(v, size)  # […, chunks, C, F]
-    k = _chunks(k, size, -math.inf if k_is_log else 0.0)
-    scale = q.new_full((*k.shape[:-3], 1, 1, 1), START) if state is None else state[1][..., None, :, :]
-    carried: Tensor | None = None  # how much of the state before a chunk is left in it
-    if k_is_log:
-        highest = torch.maximum(k.detach().amax(dim=(-2, -1), keepdim=True).cummax(dim=-3).values, scale)
-        carried = torch.exp(torch.cat((scale, highest[..., :-1, :, :]), dim=-3) - highest)
-        k, scale = torch.exp(k - highest), highest[..., -1:, :, :]
-    decay, q_in, k_out = carried, q, k
-    if log_gate is not None:
-        log_gate = _chunks(log_gate.clamp_min(STRONGEST), size)
-        sums = log_gate.cumsum(dim=-2)
-        weights = GatedProducts.apply(q, k, sums)  # type: ignore[no-untyped-call]
-        q_in, k_out = q * sums.exp(), k * (sums[..., -1:, :] - sums).exp()
-        decay = sums[..., -1:, :].exp().transpose(-2, -1)  # [B, G, 1, chunks, F, 1]
-    else:
-        weights = q @ k.transpose(-2, -1)
-    visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    if document is not None:
-        document = F.pad(document, (0, -count % size), value=-1)
-        document = document.view(document.shape[0], 1, 1, -1, size, 1)
-        last = document[..., -1:, :]
-        before = torch.cat((last[..., :1, :, :], last[..., :-1, :, :]), dim=-3)  # no state comes before the first chunk
-        visible = visible & (document == document.transpose(-2, -1))
-        k_out = k_out * (document == last)
-        q_in = q_in * (document == before)
-        same = (last == before).to(q.dtype)
-        decay = same if decay is None else decay * same
-    update = k_out.transpose(-2, -1) @ v  # [B, G, 1, chunks, F, Dv]
-    first = None if state is None else state[0][..., None, :, :]
-    states = scan(decay, update, first)  # after each chunk
-    start = torch.zeros_like(update[..., :1, :, :]) if first is None else first
-    earlier = torch.cat((start, states[..., :-1, :, :]), dim=-3)
-    if carried is not None:
-        earlier = earlier * carried
-    out = weights.masked_fill(~visible, 0.0) @ v + q_in @ earlier
-    return out.flatten(-3, -2)[..., :count, :], (states[..., -1, :, :], scale[..., -1, :, :])
-
-
-def _chunks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """[…, N, F] -> […, chunks, size, F], padded at the end."""
-    padded = F.pad(x, (0, 0, 0, -x.shape[-2] % size), value=value)
-    return padded.reshape(*x.shape[:-2], -1, size, x.shape[-1])
-
-
-class GatedProducts(torch.autograd.Function):
-    """Σ_f q_if k_jf exp(sums_if - sums_jf) for all pairs of a chunk […, C, C]; those with j > i have to be masked.
-
-    exp(sums_i) · exp(-sums_j) overflows where much is forgotten. So both are taken relative to the middle of i's part.
-    The scaled keys are one copy per part; the backward pass computes them again instead of storing them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, sums: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, sums)
-        rows, columns, *_ = _relative(q, k, sums)
-        products = rows @ columns.transpose(-2, -1)  # […, parts, rows of a part, C]
-        return products.flatten(-3, -2)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, sums = ctx.saved_tensors
-        rows, columns, row_scale, column_scale = _relative(q, k, sums)
-        products = _chunks(gradients[0], rows.shape[-2])
-        q_gradient = ((products @ columns) * row_scale).flatten(-3, -2)
-        k_gradient = ((products.transpose(-2, -1) @ rows) * column_scale).sum(dim=-3).sum_to_size(k.shape)
-        return q_gradient, k_gradient, (q * q_gradient).sum_to_size(sums.shape) - k * k_gradient
-
-
-def _relative(q: Tensor, k: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries […, parts, rows, F] and keys […, parts, C, F] relative to the middle of a part, and their factors."""
-    part = min(PART, q.shape[-2])
-    middle = sums[..., part // 2 :: part, None, :]  # […, parts, 1, F]
-    row_scale = (_chunks(sums, part) - middle).exp()
-    column_scale = (middle - sums[..., None, :, :]).clamp_max(-STRONGEST * PART / 2).exp()  # more: j > i
-    return _chunks(q, part) * row_scale, k[..., None, :, :] * column_scale, row_scale, column_scale
-
-
-def scan(decay: Tensor | None, update: Tensor, first: Tensor | None) -> Tensor:
-    """s_c = decay_c · s_{c-1} + update_c along dimension -3, from `first` […, 1, F, Dv]; None: decay 1, from 0."""
-    if first is not None:
-        begin = update[..., :1, :, :] + (first if decay is None else decay[..., :1, :, :] * first)
-        update = torch.cat((begin, update[..., 1:, :, :]), dim=-3)
-    if update.shape[-3] == 1:
-        return update
-    states: Tensor = update.cumsum(dim=-3) if decay is None else Recurrence.apply(decay, update)  # type: ignore[no-untyped-call]
-    return states
-
-
-class Recurrence(torch.autograd.Function):
-    """s_c = decay_c · s_{c-1} + update_c from s_{-1} = 0. The backward pass is the same recurrence from the end."""
-
-    @staticmethod
-    def forward(ctx: Any, decay: Tensor, update: Tensor) -> Tensor:
-        states = _recurrence(decay, update)
-        ctx.save_for_backward(decay, states)
-        return states
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        decay, states = ctx.saved_tensors
-        following = torch.cat((decay[..., 1:, :, :], torch.zeros_like(decay[..., :1, :, :])), dim=-3)
-        gradient = _recurrence(following.flip(-3), gradients[0].flip(-3)).flip(-3)
-        before = torch.cat((torch.zeros_like(states[..., :1, :, :]), states[..., :-1, :, :]), dim=-3)
-        return (gradient * before).sum_to_size(decay.shape), gradient
-
-
-def _recurrence(decay: Tensor, update: Tensor) -> Tensor:
-    """In a loop on a CPU; elsewhere in log₂ steps, each over all chunks at once."""
-    if update.device.type == "cpu" and not torch.compiler.is_compiling():
-        states = torch.empty_like(update)
-        now = torch.zeros_like(update[..., 0, :, :])
-        for chunk, (left, new) in enumerate(zip(decay.unbind(-3), update.unbind(-3), strict=True)):
-            now = torch.addcmul(new, left, now, out=states.select(-3, chunk))
-        return states
-    return doubling_recurrence(decay, update)
-
-
-def doubling_recurrence(decay: Tensor, update: Tensor) -> Tensor:
-    """After step n, element c has the last 2ⁿ updates (Hillis & Steele 1986)."""
-    step = 1
-    while step < update.shape[-3]:
-        update = torch.cat(
-            (update[..., :step, :, :], torch.addcmul(update[..., step:, :, :], decay[..., step:, :, :],
-            update[..., :-step, :, :])), dim=-3,
-        )  # fmt: skip
-        decay = torch.cat((decay[..., :step, :, :], decay[..., step:, :, :] * decay[..., :-step, :, :]), dim=-3)
-        step *= 2
-    return update
-
-
 def full_sum(q: Tensor, k: Tensor, v: Tensor, texts: Texts | None = None) -> Tensor:
-    """The same over all keys, before and after the query; the shapes are those of `causal_sum`.
+    """Σ_j (q_i · k_j) v_j over all keys, before and after the query; the shapes are those of `causal_sum`.
 
     With `texts`, over the keys of the same text of a packed row; for a short one, q kᵀ is smaller than kᵀ v.
     """
@@ -237,18 +109,17 @@ def full_sum(q: Tensor, k: Tensor, v: Tensor, texts: Texts | None = None) -> Ten
 
 
 def both_ways(
-    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, document: Tensor | None = None, *, forward: int
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, log_gate: Tensor, is_real: Tensor | None = None,
+    document: Tensor | None = None, forward: int,
+) -> Tensor:  # fmt: skip
     """The first `forward` key/value heads read from left to right, the others from right to left; as `causal_sum`."""
-    ahead, back = zip(*(x.tensor_split([forward], dim=1) for x in (q, k, v, log_gate)), strict=True)
-    outputs = []
-    if forward:
-        outputs.append(causal_sum(*ahead[:3], log_gate=ahead[3], document=document)[0])
-    if forward < q.shape[1]:
-        q, k, v, log_gate = (x.flip(-2) for x in back)
-        document = None if document is None else document.flip(-1)
-        outputs.append(causal_sum(q, k, v, log_gate=log_gate, document=document)[0].flip(-2))
-    return torch.cat(outputs, dim=1)
+
+    def turn(x: Tensor) -> Tensor:
+        return torch.cat((x[:, :forward], x[:, forward:].flip(-2)), dim=1)
+
+    is_real, document = (None if x is None else turn(x.expand(-1, q.shape[1], -1, -1, -1)) for x in (is_real, document))
+    out, _ = causal_sum(turn(q), turn(k), turn(v), log_gate=turn(log_gate), is_real=is_real, document=document)
+    return turn(out)
 
 
 class LinearAttention(Traceable):
@@ -277,9 +148,7 @@ class LinearAttention(Traceable):
         if context.rotation is not None:
             q, k = (rotate(part, context.rotation, self.config.pairs) for part in (q, k))
         q, k, v = self.mark("q", q), self.mark("k", k), self.mark("v", v)
-        exact = torch.promote_types(x.dtype, torch.float32)  # sums over many tokens
         with torch.autocast(x.device.type, enabled=False):
-            q, k, v = q.to(exact), k.to(exact), v.to(exact)
             q = q.view(q.shape[0], self.key_heads, self.heads // self.key_heads, *q.shape[2:])
             heads = self.mix(x, q, k[:, :, None], v[:, :, None], context)
         heads = self.mark("heads", heads.flatten(1, 2).to(x.dtype))  # [B, H, N, Dv]
@@ -289,47 +158,37 @@ class LinearAttention(Traceable):
         """q [B, Hkv, H / Hkv, N, D], k and v [B, Hkv, 1, N, D] -> [B, Hkv, H / Hkv, N, Dv]."""
         if not q.numel():
             return q.new_zeros(*q.shape[:-1], v.shape[-1])
-        own = context.attention_mask
-        is_real = None if own.q.is_real is None else own.q.is_real[:, None, None, :, None]  # [B, 1, 1, N, 1]
-        if not self.causal:
-            return self.sums(x, q, k, v, is_real, own, None)[0]
-        state = None if context.cache is None else context.cache.states.get(self.layer)
-        size = q.shape[-2]
-        outputs: list[Tensor] = []
-        if x.device.type == "cpu" and own.q.document is None and not torch.compiler.is_compiling():
-            size = min(size, SEGMENT)
-        texts = torch.split(x, size, dim=1)
-        parts = zip(*(torch.split(part, size, dim=-2) for part in (q, k, v)), strict=True)
-        masks = [None] * len(texts) if is_real is None else torch.split(is_real, size, dim=-2)
-        for text, (own_q, own_k, own_v), mask in zip(texts, parts, masks, strict=True):
-            out, state = self.sums(text, own_q, own_k, own_v, mask, own, state)
-            outputs.append(out)
-        if context.cache is not None and state is not None:
-            context.cache.states[self.layer] = state
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
-
-    def sums(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, own: AttentionMask,
-        state: State | None,
-    ) -> tuple[Tensor, State | None]:  # fmt: skip
-        """The output of some tokens, and in a decoder the state after them, from the one before."""
-        is_log = self.kind == "performer"
-        if is_log:
-            root = math.sqrt(abs(self.config.scale))  # φ(q)ᵀ φ(k) is exp(scale · q · k) on average
-            q, k = (random_exponents(part * root, self.features.to(part)) for part in (q, k))
-            q = torch.exp(q - q.detach().amax(dim=-1, keepdim=True))  # a factor of each query cancels
-        else:
-            q, k = elu_features(q), elu_features(k)
-        if is_real is not None:
-            k = torch.where(is_real, k, -math.inf if is_log else 0.0)
-        v = torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)  # the denominator is one more column
+        tokens = context.attention_mask.q
+        is_real, document = (
+            None if y is None else y[:, None, None, :, None] for y in (tokens.is_real, tokens.document)
+        )
         if self.causal:
-            sums, state = causal_sum(q, k, v, document=own.q.document, state=state, k_is_log=is_log)
-        else:
-            if is_log:  # so does one of all keys
-                k = torch.exp(k - k.detach().amax(dim=(-2, -1), keepdim=True).clamp_min(START))
-            sums = full_sum(q, k, v, None if own.q.document is None else own.q.texts)
-        return sums[..., :-1] / sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny), state
+            state = None if context.cache is None else context.cache.states.get(self.layer)
+            out, state = self.earlier(x, q, k, v, is_real=is_real, document=document, state=state)
+            if context.cache is not None:
+                context.cache.states[self.layer] = state
+            return out
+        return self.both_sides(x, q, k, v, is_real, document, tokens)
+
+    def earlier(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, State]:
+        """The sums over earlier keys, and the state after the last one."""
+        return causal_sum(q, k, v, features=self.map, **given)
+
+    def both_sides(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, document: Tensor | None,
+        tokens: Positions,
+    ) -> Tensor:  # fmt: skip
+        """The sums over all keys."""
+        exact, texts = torch.promote_types(q.dtype, torch.float32), None if document is None else tokens.texts
+        q, k = (part.to(exact).contiguous() for part in (q, k))
+        keys, _ = self.map.keys(k[None], None if is_real is None else is_real[None], k.new_full((), START))
+        return quotient(full_sum(self.map.of_q(q), keys[0], with_ones(v, exact), texts)).to(x.dtype)
+
+    @property
+    def map(self) -> Features:
+        if self.kind == "performer":
+            return random_features(self.features, self.config.scale)
+        return Features(elu_features, elu_features)
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:
         """The output [B, N, dim] from the heads [B, N, H, Dv]."""
@@ -347,19 +206,22 @@ class GatedLinearAttention(LinearAttention):
         self.output_gate = nn.Linear(config.dim, self.heads * config.val_dim, bias=False)
         self.heads_norm = RMSNorm(config.val_dim, eps=config.norm_eps)
 
-    def sums(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, own: AttentionMask,
-        state: State | None,
-    ) -> tuple[Tensor, State | None]:  # fmt: skip
-        gate = _split(self.gate_up(self.gate_down(x.to(self.gate_up.weight.dtype))), self.key_heads).to(q.dtype)
-        log_gate = F.logsigmoid(gate)[:, :, None] / RANK
-        if is_real is not None:
-            k, log_gate = torch.where(is_real, k, 0.0), torch.where(is_real, log_gate, 0.0)
-        q = q * self.config.scale
-        if not self.causal:
-            forward = (self.key_heads + (self.layer + 1) % 2) // 2  # a single one alternates from layer to layer
-            return both_ways(q, k, v, log_gate, own.q.document, forward=forward), None
-        return causal_sum(q, k, v, log_gate=log_gate, document=own.q.document, state=state)
+    def earlier(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, State]:
+        return causal_sum(q * self.config.scale, k, v, log_gate=self.log_gate(x), **given)
+
+    def both_sides(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, is_real: Tensor | None, document: Tensor | None,
+        tokens: Positions,
+    ) -> Tensor:  # fmt: skip
+        forward = (self.key_heads + (self.layer + 1) % 2) // 2  # a single one alternates from layer to layer
+        q, log_gate = q * self.config.scale, self.log_gate(x)
+        return both_ways(q, k, v, log_gate=log_gate, is_real=is_real, document=document, forward=forward)
+
+    def log_gate(self, x: Tensor) -> Tensor:
+        """log α [B, Hkv, 1, N, D], in 32 bits or more."""
+        gate = _split(self.gate_up(self.gate_down(x.to(self.gate_up.weight.dtype))), self.key_heads)[:, :, None]
+        gate = gate.clamp_min(STRONGEST * RANK).to(torch.promote_types(x.dtype, torch.float32))
+        return F.logsigmoid(gate) / RANK
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:
         gate = F.silu(self.output_gate(x)).view_as(heads)
