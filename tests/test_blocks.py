@@ -22,7 +22,7 @@ from regard.nn.block import Stack
 from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, from_tensor, padding, window
 from regard.nn.patterns import global_tokens, prefix, random_blocks, tiles
-from regard.nn.plan import Piece, Plan, cheapest, make_plan
+from regard.nn.plan import Piece, Plan, cheapest, make_plan, plan_texts
 from regard.nn.position import KINDS
 
 pytestmark = pytest.mark.grid
@@ -199,6 +199,21 @@ def test_packed_texts_stay_dense_where_blocks_are_no_help() -> None:
         positions = Positions.of(600, CPU, document=document)
         attention_mask = AttentionMask(mask, positions, positions)
         assert prepare(attention_mask, CPU, 0.0, set()) == "dense" and attention_mask.plan is None
+
+
+def test_texts_are_planned_once_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the plan is no faster than dense attention, and is not used."""
+    stack = Stack(StackConfig(dim=8, heads=2, layers=3, ff_dim=8, position="none"), causal=False).eval()
+    plans = list[Plan | None]()
+
+    def planned(attention_mask: AttentionMask) -> Plan | None:
+        plans.append(plan_texts(attention_mask))
+        return plans[-1]
+
+    monkeypatch.setattr("regard.nn.banded.plan_texts", planned)
+    for size in (100, 600):
+        stack(torch.randn(1, 600, 8), Positions.of(600, CPU, document=(torch.arange(600) // size)[None]))
+    assert len(plans) == 2 and plans[0] is not None and plans[1] is None
 
 
 def test_a_window_takes_no_memory_for_all_pairs() -> None:

@@ -50,9 +50,11 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     is_gpu = device.type == "cuda" and not dropout
     if is_gpu and "flash" in kernels and keys >= LONG and find_bands(attention_mask) is not None:
         return "flash"
-    if is_cpu and keys >= LONG and (plan := plan_texts(attention_mask)) is not None:
-        attention_mask.plan = plan
-        return "banded"
+    if is_cpu and keys >= LONG and attention_mask.is_packed:
+        attention_mask.plan = plan_texts(attention_mask)
+        attention_mask.is_packed = attention_mask.plan is not None  # so that no other layer plans in vain
+        if attention_mask.is_packed:
+            return "banded"
     if mask.reach is None and not (is_causal and (is_cpu or kind == "part")):
         return "dense"
     if min(queries, keys) < (LONG if mask.reach is not None else 4 * LONG):
