@@ -187,16 +187,41 @@ def test_linformer_with_shared_keys_and_normalised_queries() -> None:
     assert stack(x, Positions.of(9, CPU)).shape == x.shape
 
 
-@pytest.mark.parametrize("kind", BY_TEXT)
-def test_layers_whose_shapes_depend_on_the_packed_texts_are_not_compiled(kind: str) -> None:
-    stack, compiled = stack_of(f"full, {kind}", position="none", max_length=30).train(), []
+def record_compiled(stack: Stack) -> list[nn.Module]:
+    """The blocks that training would run compiled."""
+    compiled: list[nn.Module] = []
 
     def compute(block: nn.Module, x: Tensor, context: Context) -> Tensor:
         compiled.append(block)
         return block(x, context)  # type: ignore[no-any-return]
 
     stack.compute = compute
+    return compiled
+
+
+GLOBAL = {"global_tokens": 1, "global_projections": True}
+
+
+@pytest.mark.parametrize(("kind", "settings"), [*((kind, {}) for kind in BY_TEXT), ("window(3)", GLOBAL)])
+def test_layers_whose_shapes_depend_on_the_packed_texts_are_not_compiled(kind: str, settings: dict[str, Any]) -> None:
+    stack = stack_of(f"full, {kind}", position="none", max_length=30, **settings).train()
+    compiled = record_compiled(stack)
     for document, expected in ((None, list(stack.blocks)), (torch.tensor([[1, 1, 2, 2, 2]]), [stack.blocks[0]])):
         compiled.clear()
         stack(inputs(1, 5, 16), Positions.of(5, CPU, document=document))
         assert compiled == expected
+
+
+@pytest.mark.parametrize(("kind", "is_causal"), [("full", False), ("full", True), ("window(8)", False)])
+def test_attention_whose_blocks_depend_on_the_texts_is_not_compiled(kind: str, is_causal: bool) -> None:
+    """From 512 tokens on it has other blocks in every batch of padded or packed texts."""
+    sizes = {"dim": 8, "heads": 2, "ff_dim": 8, "layers": 2, "position": "none", "bias": False}
+    stack = Stack(StackConfig(**sizes, mixer=f"{kind}, gated-linear"), causal=is_causal).train()  # type: ignore[arg-type]
+    compiled = record_compiled(stack)
+    for length in (100, 600):
+        document = (torch.arange(length) // 50)[None]
+        padded = {"is_real": document > 1}
+        for texts, has_own_blocks in (({}, False), ({"document": document}, True), (padded, "window" in kind)):
+            compiled.clear()
+            stack(torch.randn(1, length, 8), Positions.of(length, CPU, **texts))
+            assert compiled == list(stack.blocks)[has_own_blocks and length >= 512 :], (length, [*texts])

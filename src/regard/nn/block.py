@@ -25,11 +25,11 @@ from torch.utils.checkpoint import checkpoint
 from regard.errors import UserError
 from regard.nn.banded import kernels_for, prepare
 from regard.nn.cache import Cache
-from regard.nn.config import BY_TEXT, SOFTMAX, StackConfig
+from regard.nn.config import SOFTMAX, StackConfig
 from regard.nn.dropout import dropout
 from regard.nn.feedforward import Experts, FeedForward
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything
-from regard.nn.mixer import layer_mask, make_mixer, reaches
+from regard.nn.mixer import depends_on_texts, layer_mask, make_mixer, reaches
 from regard.nn.multihead import Context, MultiHead
 from regard.nn.norm import make_norm
 from regard.nn.parts import Part
@@ -130,9 +130,8 @@ class Stack(Traceable):
         bias = contexts[0].bias
         if recompute and bias is not None and not bias.content and routes & {"dense", "reference"}:
             bias.dense(x)  # all layers share it, so it is not part of a layer that is recomputed
-        eager = BY_TEXT if positions.document is not None and not self.causal else ()
         for layer, (block, context) in enumerate(zip(self.blocks, contexts, strict=False)):  # blocks may be removed
-            is_eager = not self.training or self.config.mixer_of(layer) in eager
+            is_eager = not self.training or depends_on_texts(self.config, layer, context.attention_mask, self.causal)
             run = block if is_eager or self.compute is None else partial(self.compute, block)
             x = checkpoint(run, x, context, use_reentrant=False) if recompute else run(x, context)
         return self.mark("output", self.norm(x))

@@ -19,12 +19,12 @@ from __future__ import annotations
 from functools import cache
 
 from regard.errors import UserError
-from regard.nn.config import SOFTMAX, StackConfig
+from regard.nn.config import BY_TEXT, SOFTMAX, StackConfig
 from regard.nn.fourier import FourierMixing
 from regard.nn.linear_attention import GatedLinearAttention, LinearAttention
 from regard.nn.linformer import LinformerAttention
 from regard.nn.longformer import GlobalMultiHead
-from regard.nn.mask import Mask, everything, window
+from regard.nn.mask import AttentionMask, Mask, everything, window
 from regard.nn.multihead import MultiHead
 from regard.nn.patterns import global_tokens, random_blocks
 from regard.nn.trace import Traceable
@@ -56,6 +56,16 @@ def make_mixer(config: StackConfig, layer: int, causal: bool) -> Traceable:
             return GatedLinearAttention(config, layer=layer, causal=causal)
         case "fourier":
             return FourierMixing()
+
+
+def depends_on_texts(config: StackConfig, layer: int, own: AttentionMask, causal: bool) -> bool:
+    """Whether a layer computes tensors whose shapes differ with the texts of a batch: they cannot be compiled once."""
+    kind, is_packed = config.mixer_of(layer), own.q.document is not None
+    if kind in SOFTMAX and own.plan is not None and own.q.start is None:  # the plan of padded or packed texts
+        return True
+    if kind == "window" and config.global_projections:  # as many global tokens as the row with the most texts has
+        return is_packed
+    return kind in BY_TEXT and is_packed and not causal
 
 
 def layer_mask(config: StackConfig, layer: int) -> Mask:
