@@ -235,11 +235,17 @@ class Task(ABC):
         if self.config.parallel == "context":
             check_split(config)
         kinds = {config.mixer_of(layer) for layer in range(config.layers)} & {*BY_TEXT}
-        if self.config.cuda_graph and config.input == "tokens" and config.architecture != "decoder" and kinds:
-            raise UserError(
-                f"train.cuda_graph = true: mixer = '{min(kinds)}' computes packed texts of similar length together; "
-                "a graph has fixed shapes: set train.cuda_graph = false"
-            )
+        if self.config.cuda_graph and config.input == "tokens" and config.architecture != "decoder":
+            if kinds:
+                raise UserError(
+                    f"train.cuda_graph = true: mixer = '{min(kinds)}' computes packed texts of similar length "
+                    "together; a graph has fixed shapes: set train.cuda_graph = false"
+                )
+            if config.global_projections:
+                raise UserError(
+                    "train.cuda_graph = true: global_projections = true computes as many global tokens as a packed row "
+                    "has; a graph has fixed shapes: set train.cuda_graph = false"
+                )
         return config
 
     def settle_model(self) -> ModelConfig:
