@@ -193,8 +193,11 @@ class StackConfig:
                 raise UserError(
                     f"{name} = {getattr(self, name)}: no layer uses it; remove it, or set mixer = '{users[0]}'"
                 )
-        if self.mixer_seed >= 2**31:  # which the hash of the random blocks takes
-            raise UserError(f"mixer_seed = {self.mixer_seed}: must be an integer from 0 to {2**31 - 1}")
+        sizes = {name: getattr(self, name) for name in ("dilation", "global_tokens", "block_size", "mixer_seed")}
+        sizes["window"] = max((size for _, size in self.pattern if size is not None), default=0)
+        for name, size in sizes.items():
+            if size >= 2**31:  # the hash of random blocks takes no more, nor do products of positions
+                raise UserError(f"{name} = {size}: must be an integer from {self.LEAST[name]} to {2**31 - 1}")
         if self.mixer and self.shifted_window is not None:
             raise UserError(f"mixer = {self.mixer!r} and shifted_window = {self.shifted_window}: remove one of them")
         if self.global_projections and not self.global_tokens:
