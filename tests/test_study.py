@@ -17,7 +17,7 @@ from commanded import training
 from corpus import SMALL, write_corpus
 from regard.cli import main
 from regard.errors import UserError
-from regard.models.recipe import read_recipe
+from regard.models.recipe import read_recipe, smoke_form
 from regard.study.definition import Planned, Row, Study, extended, fitting, merged, read_rows, resolved, row_of
 from regard.study.results import Progress, collect, done_file, progress
 from regard.study.worker import is_prepared, prepare_one
@@ -127,6 +127,17 @@ def test_table3_has_the_rows_of_the_paper() -> None:
     assert columns["d_model-half"] == (6, 256, 2048, 8, 32, 32)
     assert columns["d_model-double"] == (6, 1024, 2048, 8, 128, 128)
     assert columns["single-head"] == (6, 512, 2048, 1, 64, 64)
+
+
+@pytest.mark.parametrize("rows", ["listops", "nsmc-long", "long-text"])
+def test_rows_of_mixers_are_small_in_the_small_form_of_a_recipe(rows: str) -> None:
+    recipe = ROOT / "recipes" / f"{'shakespeare-16k' if rows == 'long-text' else rows}.toml"
+    base = smoke_form(read_recipe(recipe), recipe)
+    kept, _ = fitting(base, read_rows(ROOT / "recipes" / "rows" / f"{rows}.toml"), lenient=False)
+    for row in kept:
+        own, known = (resolved(tables) for tables in (merged(base, row.changes), base))
+        assert own["train"]["steps"] <= 2 * known["train"]["steps"], row.name
+        assert own["model"]["dim"] * own["model"]["layers"] <= 4 * known["model"]["dim"] * known["model"]["layers"]
 
 
 @pytest.mark.parametrize("recipe", ["multi30k-en-de", "multi30k-en-de-fast", "multi30k-en-de-best", "tatoeba-en-ko"])
