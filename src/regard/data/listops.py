@@ -102,9 +102,9 @@ class ListOps:
             without = 0 if len(found.values) else without + 1
             if without == HOPELESS:
                 raise UserError(
-                    f"above = {self.above}, below = {self.below}: of {HOPELESS * TREES:,} trees with depth = "
-                    f"{self.depth} and arguments = {self.arguments}, none has such a length; raise depth or arguments, "
-                    "or lower above"
+                    f"data.listops.above = {self.above}, below = {self.below}: of {HOPELESS * TREES:,} trees with "
+                    f"depth = {self.depth} and arguments = {self.arguments}, none has such a length; raise depth or "
+                    "arguments, or lower above"
                 )
             ends = accumulate(found.lengths.tolist())
             tokens, values, begin = found.tokens.tolist(), found.values.tolist(), 0
