@@ -50,10 +50,10 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
     is_gpu = device.type == "cuda" and not dropout
     if is_gpu and "flash" in kernels and keys >= LONG and find_bands(attention_mask) is not None:
         return "flash"
-    if is_cpu and keys >= LONG and attention_mask.is_packed:
+    if is_cpu and keys >= LONG and attention_mask.plans_texts:
         attention_mask.plan = plan_texts(attention_mask)
-        attention_mask.is_packed = attention_mask.plan is not None  # so that no other layer plans in vain
-        if attention_mask.is_packed:
+        attention_mask.plans_texts = attention_mask.plan is not None  # so that no other layer plans in vain
+        if attention_mask.plans_texts:
             return "banded"
     if mask.reach is None and not (is_causal and (is_cpu or kind == "part")):
         return "dense"

@@ -237,7 +237,7 @@ class AttentionMask:
         self._additive: Tensor | None = None
         self._blocks: BlockMask | None = None
         self.plan: Any = None  # of `regard.nn.banded`, once it is made
-        self.is_packed = q.document is not None  # False once a plan of its texts is found to be no faster
+        self.plans_texts = q.document is not None  # False once a plan of its texts is found to be no faster
         self.bands: Any = None  # of `regard.nn.flash`, once they are found
         self.is_recorded = False  # in a step that is replayed, which must not depend on what tensors contain
 
