@@ -28,7 +28,6 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.explore.chart import line_chart
-from regard.nn.chunks import START
 from regard.nn.linear_attention import orthogonal_features, random_features
 
 KINDS = ("orthogonal", "independent", "trigonometric")
@@ -49,7 +48,7 @@ def weights(q: Tensor, k: Tensor, features: Tensor, kind: str) -> Tensor:
         products = first @ second.T * (k.square().sum(dim=1) / 2).exp()  # exp(|q|² / 2) cancels
     else:
         own = random_features(features)
-        products = own.of_q(q) @ own.keys(k[None], None, k.new_tensor(START))[0][0].T
+        products = own.of_q(q) @ own.keys(k, None, torch.amax).T
     return products / products.sum(dim=1, keepdim=True)
 
 

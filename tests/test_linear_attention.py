@@ -342,6 +342,23 @@ def test_packed_documents_are_separate(kind: str, is_causal: bool) -> None:
         begin += n
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("factors", [(1, 60, 1), (60, 1, 60), (50, 60, 1)])
+@pytest.mark.parametrize("lengths", [(20, 20, 20), (70, 5, 120), (1, 64, 64)])
+def test_features_of_packed_documents_do_not_underflow(
+    is_causal: bool, factors: tuple[int, ...], lengths: tuple[int, ...]
+) -> None:
+    """Exponents of one document may be hundreds below those of another."""
+    stack = stack_of("performer", is_causal=is_causal, layers=1, position="none", kv_heads=2).float()
+    layer, x = stack.blocks[0].attention, inputs(1, 16) + inputs(1, sum(lengths), 16) / 400  # alike in each document
+    x = x.float() * torch.tensor(factors).repeat_interleave(torch.tensor(lengths))[:, None]
+    document = torch.arange(3).repeat_interleave(torch.tensor(lengths))[None]
+    positions, mask = Positions.of(sum(lengths), CPU, document=document), causal if is_causal else everything
+    out = layer(x, Context(AttentionMask(mask, positions, positions)))
+    for own, found in zip(x.split(lengths, dim=1), out.split(lengths, dim=1), strict=True):
+        torch.testing.assert_close(found, layer(own, context_of(own.shape[1], is_causal)), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_changing_the_future_never_changes_the_past(kind: str) -> None:
     stack, x = stack_of(kind, is_causal=True), inputs(1, 100, 16)

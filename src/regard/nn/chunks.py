@@ -47,21 +47,20 @@ class Features:
     of_k: Callable[[Tensor], Tensor]
     added: Callable[[Tensor], Tensor] | None = None  # […, D] -> […, 1]
 
-    def keys(self, k: Tensor, is_real: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor | None]:
-        """φ(k) of the keys of chunks [chunks, …, C, D], 0 where one is not `is_real` [chunks, …, C, 1].
+    def keys(self, k: Tensor, is_real: Tensor | None, scale_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """φ(k), 0 where a key is not `is_real` […, 1].
 
-        With `added` relative to exp(highest), and the second output is `highest` [chunks, …, 1, 1]: the logarithm of
-        the largest φ up to the end of each chunk, but at least `scale`.
+        With `added` relative to exp(scale_of(largest)), where `largest` […, 1] is the logarithm of the largest feature
+        of each key. Keys that are summed up must have the same scale, which then cancels in a quotient.
         """
         products = self.of_k(k)
         if self.added is None:
-            return (products if is_real is None else torch.where(is_real, products, 0.0)), None
+            return products if is_real is None else torch.where(is_real, products, 0.0)
         added = self.added(k)
         if is_real is not None:
             added = torch.where(is_real, added, -math.inf)
-        largest = (products.detach().amax(dim=-1, keepdim=True) + added.detach()).amax(dim=-2, keepdim=True)
-        highest = torch.maximum(largest.cummax(dim=0).values, scale)
-        return (products + (added - highest)).exp_(), highest
+        largest = products.detach().amax(dim=-1, keepdim=True) + added.detach()
+        return (products + (added - scale_of(largest))).exp_()
 
 
 def causal_sum(
@@ -105,6 +104,7 @@ def _causal_sum(
     if is_real is None and count % size and features is not None:
         is_real = torch.ones(1, 1, 1, count, 1, dtype=torch.bool, device=q.device)
     is_real = None if is_real is None else to_chunks(is_real, size)
+    packed = None if document is None else Packed.of(document, size)
     first = None if state is None else state[0][:, :, 0]
     scale = q.new_full((*k.shape[1:3], 1, 1), START) if state is None else state[1][:, :, 0]
     log_decay: Tensor | None = None  # of the state, from each chunk to the next one
@@ -112,11 +112,11 @@ def _causal_sum(
         k, v = k if is_real is None else torch.where(is_real, k, 0.0), v.to(exact).contiguous()
     else:
         q, v = features.of_q(q), with_ones(v, exact)
-        k, highest = features.keys(k, is_real, scale)
-        if highest is not None:
-            log_decay = highest - torch.cat((highest[1:], highest[-1:]))
-            first = None if first is None else first * (scale - highest[0]).exp()
-            scale = highest[-1]
+        scales = Scales(scale, packed)
+        k = features.keys(k, is_real, scales.of)
+        if features.added is not None:
+            log_decay, scale = scales.log_decay, scales.last
+            first = None if first is None else first * scales.before.exp()
     if log_gate is not None:
         gates = to_chunks(log_gate, size, exact)
         gates = gates if is_real is None else torch.where(is_real, gates, 0.0)
@@ -124,8 +124,8 @@ def _causal_sum(
         log_decay = F.pad(middle[1:], (0, 0, 0, 0, 0, 0, 0, 1)) + total - middle  # to the middle of the next one
         log_decay = log_decay[..., None]
         first = None if first is None else first * middle[0].exp()[..., None]
-    packed = [None] * 4 if document is None else Packed.of(document, size, reads)
-    out, last = ChunkedSum.apply(q, k, v, log_decay, first, *packed)  # type: ignore[no-untyped-call]
+    masks = [None] * 4 if packed is None else packed.masks(reads)
+    out, last = ChunkedSum.apply(q, k, v, log_decay, first, *masks)  # type: ignore[no-untyped-call]
     if features is not None:
         out = quotient(out)
     out = out.view(*out.shape[:3], reads, size, -1).permute(1, 0, 4, 2, 3, 5)  # [B, chunks, C, G, R, Dv]
@@ -168,21 +168,65 @@ class Quotient(torch.autograd.Function):
 
 
 class Packed(NamedTuple):
-    """Several documents in a row: which pairs of a chunk, and which tokens and states, belong together."""
+    """Several documents in a row: which tokens of a chunk, and which states, belong together."""
 
-    hidden: Tensor  # [chunks, B, G|1, 1, C, C]: other documents, or later
-    earlier: Tensor  # [chunks, B, G|1, R · C, 1]: queries of the document that the state before the chunk is of
-    last: Tensor  # [chunks, B, G|1, C, 1]: keys of the last document, which the state after the chunk is of
-    same: Tensor  # [chunks, B, G|1, 1, 1]: both states are of the same one
+    number: Tensor  # [chunks, B, G|1, C, 1]: the document of each token
+    earlier: Tensor  # [chunks, B, G|1, C, 1]: it is that of the state before the chunk
+    last: Tensor  # [chunks, B, G|1, C, 1]: it is that of the state after the chunk, the document of the last token
+    same: Tensor  # [chunks, B, G|1, 1, 1]: both states are of the same document
 
     @staticmethod
-    def of(document: Tensor, size: int, reads: int) -> Packed:
+    def of(document: Tensor, size: int) -> Packed:
         number = to_chunks(F.pad(document, (0, 0, 0, -document.shape[-2] % size), value=-1), size)
         end = number[..., -1:, :]
         before = torch.cat((end[:1], end[:-1]))  # there is no state before the first chunk
-        later = torch.ones(size, size, dtype=torch.bool, device=number.device).triu(1)
-        hidden = (number != number.mT) | later
-        return Packed(hidden[:, :, :, None], (number == before).repeat(1, 1, 1, reads, 1), number == end, end == before)
+        return Packed(number, number == before, number == end, end == before)
+
+    @property
+    def others(self) -> Tensor:
+        """[chunks, B, G|1, C, C]: pairs of different documents."""
+        return self.number != self.number.mT
+
+    def masks(self, reads: int) -> tuple[Tensor, ...]:
+        """For `ChunkedSum`: hidden pairs [chunks, B, G|1, 1, C, C], `earlier` of R · C queries, `last` and `same`."""
+        hidden = self.others | torch.ones_like(self.others[:1, :1, :1]).triu(1)
+        return hidden[:, :, :, None], self.earlier.repeat(1, 1, 1, reads, 1), self.last, self.same
+
+
+class Scales:
+    """The logarithms of the scales of keys: the largest of their text up to the end of each chunk, at least `start`."""
+
+    def __init__(self, start: Tensor, packed: Packed | None) -> None:
+        self.start, self.packed = start, packed  # start [B, G, 1, 1]
+
+    def of(self, largest: Tensor) -> Tensor:
+        """[chunks, B, G, C, 1] -> the scales [chunks, B, G, C|1, 1]; also sets those of states."""
+        if self.packed is None:
+            scales = ends = torch.maximum(largest.amax(dim=-2, keepdim=True).cummax(dim=0).values, self.start)
+        else:
+            inside = largest.mT.masked_fill(self.packed.others, -math.inf).amax(dim=-1, keepdim=True)
+            inside = torch.maximum(inside, self.start)
+            ends = running_maximum(inside[..., -1:, :], self.packed.same)
+            before = torch.cat((self.start[None], ends[:-1]))
+            scales = torch.where(self.packed.earlier, torch.maximum(inside, before), inside)
+        begins = scales[..., :1, :]
+        # from the scale of each state to that of the next chunk, if its first token is of the same text
+        self.log_decay = ends - torch.cat((begins[1:], ends[-1:]))
+        if self.packed is not None:
+            self.log_decay[:-1].masked_fill_(~self.packed.earlier[1:, ..., :1, :], 0.0)
+        self.before, self.last = self.start - begins[0], ends[-1]
+        return scales
+
+
+def running_maximum(values: Tensor, goes_on: Tensor) -> Tensor:
+    """The maximum along dimension 0 since the last element that does not go on, in log₂ steps (Hillis & Steele)."""
+    step = 1
+    while step < len(values):
+        before = torch.maximum(values[step:], values[:-step])
+        values = torch.cat((values[:step], torch.where(goes_on[step:], before, values[step:])))
+        goes_on = torch.cat((goes_on[:step], goes_on[step:] & goes_on[:-step]))
+        step *= 2
+    return values
 
 
 class Gated(torch.autograd.Function):

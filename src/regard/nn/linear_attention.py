@@ -85,6 +85,16 @@ def orthogonal_features(count: int, dim: int, seed: int) -> Tensor:
     return directions * lengths
 
 
+def scales_of_texts(largest: Tensor, tokens: Positions) -> Tensor:
+    """The maximum of each text, at least START: [B, G, 1, N, 1] -> [B, G, 1, N|1, 1]."""
+    if tokens.document is None:
+        return largest.amax(dim=-2, keepdim=True).clamp_min(START)
+    number = tokens.text_numbers()[1]
+    text = (number - number[:, :1])[:, None].expand(*largest.shape[:2], -1)  # [B, G, N]
+    values = largest[:, :, 0, :, 0]
+    return torch.full_like(values, START).scatter_reduce(2, text, values, "amax").gather(2, text)[:, :, None, :, None]
+
+
 def full_sum(q: Tensor, k: Tensor, v: Tensor, texts: Texts | None = None) -> Tensor:
     """Σ_j (q_i · k_j) v_j over all keys, before and after the query; the shapes are those of `causal_sum`.
 
@@ -181,8 +191,8 @@ class LinearAttention(Traceable):
         """The sums over all keys."""
         exact, texts = torch.promote_types(q.dtype, torch.float32), None if document is None else tokens.texts
         q, k = (part.to(exact).contiguous() for part in (q, k))
-        keys, _ = self.map.keys(k[None], None if is_real is None else is_real[None], k.new_full((), START))
-        return quotient(full_sum(self.map.of_q(q), keys[0], with_ones(v, exact), texts)).to(x.dtype)
+        k = self.map.keys(k, is_real, lambda largest: scales_of_texts(largest, tokens))
+        return quotient(full_sum(self.map.of_q(q), k, with_ones(v, exact), texts)).to(x.dtype)
 
     @property
     def map(self) -> Features:
