@@ -22,6 +22,7 @@ def table(path: Path) -> str:
         "training": training, "language": training, "lengths": lengths, "decoding": decoding, "generation": generation,
         "classes": classes, "tasks": tasks, "exported": exported, "recall": recall,
         "long-inputs": long_inputs, "packing": packing, "long-training": long_training,
+        "traffic": traffic,
     }  # fmt: skip
     return tables.get(result.get("kind"), blocks)(result)
 
@@ -40,6 +41,17 @@ def blocks(result: Json) -> str:
         cells = [f"{time / own:.2f}" if ratios else f"{time:.3f}" for time in times]
         head = f"| {row['block']} | {row['size']} {row['batch']}x{row['length']} | {row['mode']} | {row['pass']} |"
         lines.append(f"{head} {' | '.join(cells)} | {row['fastest_peer_over_ours']:.2f} |")
+    return "\n".join(lines)
+
+
+def traffic(result: Json) -> str:
+    lines = [
+        "| tokens | mixer | kernels | read and written, GB | stored for the backward pass, GB |",
+        "|--:|---|--:|--:|--:|",
+    ]
+    for row in result["rows"]:
+        cells = row["mixer"], str(row["kernels"]), f"{row['read_and_written_gb']:.2f}", f"{row['stored_gb']:.2f}"
+        lines.append(f"| {row['length']:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

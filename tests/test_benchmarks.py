@@ -30,6 +30,7 @@ import peer_models
 import recall
 import sentences
 import table
+import traffic
 import training
 import translators
 import versions
@@ -54,6 +55,23 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str
     assert str(out.parent) not in result["machine"]["command"]
     assert table.table(out).count("\n") >= 4
     return result
+
+
+def test_traffic_is_counted_by_hand() -> None:
+    """x wᵀ reads both and writes its output; a transposed or expanded tensor costs nothing by itself."""
+    with torch.device("meta"):
+        x, w, b = torch.empty(10, 8), torch.empty(6, 8), torch.empty(1)
+    with traffic.Traffic() as counts:
+        out = x @ w.T
+        out + b.expand(10, 6)
+    assert counts.kernels == 2 and counts.bytes == 4 * (80 + 48 + 60) + 4 * (60 + 1 + 60)
+
+
+def test_traffic_of_mixers_grows_with_the_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = run(traffic, monkeypatch, tmp_path / "result.json", "--lengths", "65536", "131072")["rows"]
+    few, many = ({row["mixer"]: row for row in rows if row["length"] == length} for length in (65536, 131072))
+    for mixer in traffic.MIXERS:
+        assert 1.9 < many[mixer]["stored_gb"] / few[mixer]["stored_gb"] < 2.1
 
 
 def test_packed_and_padded_texts_are_the_same_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

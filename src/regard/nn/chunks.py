@@ -189,7 +189,8 @@ class Packed(NamedTuple):
 
     def masks(self, reads: int) -> tuple[Tensor, ...]:
         """For `ChunkedSum`: hidden pairs [chunks, B, G|1, 1, C, C], `earlier` of R · C queries, `last` and `same`."""
-        hidden = self.others | torch.ones_like(self.others[:1, :1, :1]).triu(1)
+        others = self.others
+        hidden = others | torch.ones_like(others[:1, :1, :1]).triu(1)
         return hidden[:, :, :, None], self.earlier.repeat(1, 1, 1, reads, 1), self.last, self.same
 
 
@@ -218,13 +219,13 @@ class Scales:
         return scales
 
 
-def running_maximum(values: Tensor, goes_on: Tensor) -> Tensor:
-    """The maximum along dimension 0 since the last element that does not go on, in log₂ steps (Hillis & Steele)."""
+def running_maximum(values: Tensor, continues: Tensor) -> Tensor:
+    """The maximum along dimension 0 since the last element that does not continue, in log₂ steps (Hillis & Steele)."""
     step = 1
     while step < len(values):
         before = torch.maximum(values[step:], values[:-step])
-        values = torch.cat((values[:step], torch.where(goes_on[step:], before, values[step:])))
-        goes_on = torch.cat((goes_on[:step], goes_on[step:] & goes_on[:-step]))
+        values = torch.cat((values[:step], torch.where(continues[step:], before, values[step:])))
+        continues = torch.cat((continues[:step], continues[step:] & continues[:-step]))
         step *= 2
     return values
 

@@ -26,7 +26,8 @@ class Positions:
 
     pos       [B|1, N]  position of each token in its own text
     is_real   [B, N]    True for real tokens, False for padding; None: all are real
-    document  [B, N]    number of the text that a token of a packed row belongs to; None: one text per row
+    document  [B, N]    number of the text that a token of a packed row belongs to; None: one text per row.
+                        The tokens of a text follow each other, and no number occurs again in a row
     start               not None: pos is start, start + 1, … in every row, so that `fused` can omit the mask
                         without reading a tensor
     """
