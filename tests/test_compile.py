@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from regard.data.batch import PairBatch
 from regard.models.config import ModelConfig
@@ -44,7 +46,6 @@ def test_mixers_are_compiled_as_a_whole(mixer):
     shape = {"dim": 16, "heads": 2, "ff_dim": 16, "layers": 1, "dropout": 0.0, "embed_dropout": 0.0, "bias": False}
     stack = Stack(StackConfig(**shape, mixer=mixer), causal=True).train()
     length = 600 if "window" in mixer else 150  # several blocks or chunks
-    # "aot_eager" takes the strides of elu's gradient for granted, and fails
     backend = "aot_eager" if "window" in mixer else "inductor"
     x, results = torch.randn(1, length, 16), []
     for stack.compute in (None, torch.compile(run_block, backend=backend, fullgraph=True)):
@@ -52,3 +53,27 @@ def test_mixers_are_compiled_as_a_whole(mixer):
         results.append([out, *torch.autograd.grad(out.square().mean(), list(stack.parameters()))])
     for plain, compiled in zip(*results, strict=True):
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", ["linear", "performer", "gated-linear"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_texts_are_compiled_once_in_linear_attention(mixer, is_causal):
+    """Its shapes do not depend on the texts of a batch."""
+    torch._dynamo.reset()
+    shape = {"dim": 16, "heads": 2, "ff_dim": 16, "layers": 1, "dropout": 0.0, "embed_dropout": 0.0, "position": "none"}
+    stack, graphs = Stack(StackConfig(**shape, mixer=mixer), causal=is_causal).train(), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    for number, lengths in enumerate(((30, 20, 100), (1, 149), (64, 64, 22))):
+        x, document = torch.randn(1, 150, 16), torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        positions, results = Positions.of(150, x.device, document=document[None]), []
+        compiled = torch.compile(run_block, backend=aot_autograd(fw_compiler=count)) if number == 0 else stack.compute
+        for stack.compute in (None, compiled):
+            out = stack(x, positions)
+            results.append([out, *torch.autograd.grad(out.sin().mean(), list(stack.parameters()))])
+        for plain, ours in zip(*results, strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 2  # forward and backward

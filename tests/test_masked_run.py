@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_told_and_leaves_nothing(masked, capsys, settings, 
             "train.pack = 32: mixer = 'linformer' has parameters for model.max_length = 31 tokens",
         ),
         (["model.position=none", "model.mixer=fourier", "train.cuda_graph=true"], "mixer = 'fourier' computes"),
-        (["model.mixer=linear", "model.attention_dropout=0", "train.cuda_graph=true"], "mixer = 'linear' computes"),
+        (["model.position=learned", "model.mixer=linformer", "train.cuda_graph=true"], "mixer = 'linformer' computes"),
         (
             ["model.window=4", "model.global_tokens=1", "model.global_projections=true", "train.cuda_graph=true"],
             "train.cuda_graph = true: global_projections = true computes",

@@ -113,7 +113,8 @@ def exchange(port: int, *parts: bytes, pause: float = 0.0, half: bool = False) -
                 client.sendall(part)
                 time.sleep(pause)
             if half:
-                client.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # the server may have closed the connection
+                    client.shutdown(socket.SHUT_WR)
             response = http.client.HTTPResponse(client)
             response.begin()
             response.read()

@@ -124,13 +124,24 @@ def _causal_sum(
         log_decay = F.pad(middle[1:], (0, 0, 0, 0, 0, 0, 0, 1)) + total - middle  # to the middle of the next one
         log_decay = log_decay[..., None]
         first = None if first is None else first * middle[0].exp()[..., None]
-    masks = [None] * 4 if packed is None else packed.masks(reads)
+    masks: Any = [None] * 4
+    if packed is not None:
+        others = packed.others
+        masks = [(others | torch.ones_like(others[:1, :1, :1]).triu(1))[:, :, :, None], *packed.masks(reads)]
     out, last = ChunkedSum.apply(q, k, v, log_decay, first, *masks)  # type: ignore[no-untyped-call]
-    if features is not None:
-        out = quotient(out)
-    out = out.view(*out.shape[:3], reads, size, -1).permute(1, 0, 4, 2, 3, 5)  # [B, chunks, C, G, R, Dv]
-    out = out.to(dtype, memory_format=torch.contiguous_format).flatten(1, 2)[:, :count]
-    return out.permute(0, 2, 3, 1, 4), (last[:, :, None], scale[:, :, None])
+    out = from_chunks(out if features is None else quotient(out), reads, count, dtype)
+    return out, (last[:, :, None], scale[:, :, None])
+
+
+def packed_sum(q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
+    """Σ_j (q_i · k_j) v_j over all keys of the same document, before and after the query; shapes as in `causal_sum`."""
+    (_, _, reads, count, _), size = q.shape, chunk_size(q.shape[-2], is_gated=False)
+    parts = [to_chunks(x, size).contiguous() for x in (q, k, v)]
+    before, after = Packed.of(document, size), Packed.of(document, size, backwards=True)
+    others = before.others[:, :, :, None]
+    out, _ = ChunkedSum.apply(*parts, None, None, others, *before.masks(reads))  # type: ignore[no-untyped-call]
+    later, _ = ChunkedSum.apply(*parts, None, None, None, *after.masks(reads), True)  # type: ignore[no-untyped-call]
+    return from_chunks(out + later, reads, count, out.dtype)
 
 
 def with_ones(v: Tensor, dtype: torch.dtype) -> Tensor:
@@ -145,6 +156,13 @@ def to_chunks(x: Tensor, size: int, dtype: torch.dtype | None = None) -> Tensor:
     tokens = x.permute(0, 3, 1, 2, 4)  # as a layer has them: the backward pass copies once
     parts = torch.unflatten(tokens, 1, (-1, size)).permute(1, 0, 3, 4, 2, 5)
     return (parts if dtype is None else parts.to(dtype, memory_format=torch.contiguous_format)).flatten(3, 4)
+
+
+def from_chunks(out: Tensor, reads: int, count: int, dtype: torch.dtype) -> Tensor:
+    """[chunks, B, G, R · C, Dv] -> [B, G, R, N, Dv]"""
+    out = torch.unflatten(out, 3, (reads, -1)).permute(1, 0, 4, 2, 3, 5)  # [B, chunks, C, G, R, Dv]
+    out = out.to(dtype, memory_format=torch.contiguous_format).flatten(1, 2)[:, :count]
+    return out.permute(0, 2, 3, 1, 4)
 
 
 def quotient(sums: Tensor) -> Tensor:
@@ -176,10 +194,12 @@ class Packed(NamedTuple):
     same: Tensor  # [chunks, B, G|1, 1, 1]: both states are of the same document
 
     @staticmethod
-    def of(document: Tensor, size: int) -> Packed:
+    def of(document: Tensor, size: int, *, backwards: bool = False) -> Packed:
+        """With `backwards`, the state before a chunk is that of later tokens."""
         number = to_chunks(F.pad(document, (0, 0, 0, -document.shape[-2] % size), value=-1), size)
-        end = number[..., -1:, :]
-        before = torch.cat((end[:1], end[:-1]))  # there is no state before the first chunk
+        end = number[..., :1, :] if backwards else number[..., -1:, :]
+        # there is no state before the first chunk
+        before = torch.cat((end[1:], end[-1:])) if backwards else torch.cat((end[:1], end[:-1]))
         return Packed(number, number == before, number == end, end == before)
 
     @property
@@ -188,10 +208,8 @@ class Packed(NamedTuple):
         return self.number != self.number.mT
 
     def masks(self, reads: int) -> tuple[Tensor, ...]:
-        """For `ChunkedSum`: hidden pairs [chunks, B, G|1, 1, C, C], `earlier` of R · C queries, `last` and `same`."""
-        others = self.others
-        hidden = others | torch.ones_like(others[:1, :1, :1]).triu(1)
-        return hidden[:, :, :, None], self.earlier.repeat(1, 1, 1, reads, 1), self.last, self.same
+        """`earlier` of R · C queries, `last` and `same`."""
+        return self.earlier.repeat(1, 1, 1, reads, 1), self.last, self.same
 
 
 class Scales:
@@ -262,54 +280,64 @@ def _reads(q: Tensor, one: Tensor) -> Tensor:
 class ChunkedSum(torch.autograd.Function):
     """tril(Q Kᵀ) V + Q S of all chunks, and the last state, from the state `first` [B, G, F, E] or 0.
 
-    log_decay [chunks, B, G, F|1, 1] or None: what a state, with the keys of the chunk, is multiplied by after it.
+    log_decay [chunks, B, G, F|1, 1] or None: what a state, with the keys of the chunk, is multiplied by after it. With
+    `backwards`, S is the sum over later chunks, and the output is Q S alone.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, first: Tensor | None,
         hidden: Tensor | None, earlier: Tensor | None, last: Tensor | None, same: Tensor | None,
+        backwards: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         half = None if log_decay is None else (log_decay / 2).exp()
         states = q.new_empty(len(q) + 1, *k.shape[1:3], k.shape[-1], v.shape[-1])
-        if first is None:
-            states[0] = 0
-        else:
-            states[0] = first
-        torch.bmm(_flat(k).mT, _flat(_times(v, last)), out=_flat(states[1:]))
+        before, after = _sides(states, backwards)
+        states[-1 if backwards else 0] = 0.0 if first is None else first
+        torch.bmm(_flat(k).mT, _flat(_times(v, last)), out=_flat(after))
         if half is not None:
-            decay_(states[1:], half)
-        accumulate(states, _kept(half, same, q.dtype))
-        out = torch.bmm(_weights(q, k, hidden), _flat(v))
-        _add_product(out, _flat(_times(q, earlier)), _flat(states[:-1]))
+            decay_(after, half)
+        accumulate(states, _kept(half, same, q.dtype), backwards=backwards)
+        out = torch.bmm(_flat(_times(q, earlier)), _flat(before))
+        if not backwards:
+            _add_product(out, _weights(q, k, hidden), _flat(v))
         ctx.save_for_backward(q, k, v, half, states, hidden, earlier, last, same)
+        ctx.backwards = backwards
         ctx.set_materialize_grads(False)
-        return out.view(*q.shape[:-1], -1), states[-1].clone()
+        return out.view(*q.shape[:-1], -1), states[0 if backwards else -1].clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
         q, k, v, half, states, hidden, earlier, last, same = ctx.saved_tensors
-        out, end = gradients
+        (out, end), backwards = gradients, ctx.backwards
         out = q.new_zeros(*q.shape[:-1], v.shape[-1]) if out is None else out.contiguous()
         of_states = torch.empty_like(states)
-        if end is None:
-            of_states[-1] = 0
-        else:
-            of_states[-1] = end
+        (before, after), (of_before, of_after) = _sides(states, backwards), _sides(of_states, backwards)
+        of_states[0 if backwards else -1] = 0.0 if end is None else end
+        of_decay = of_first = None
         with torch.autocast(q.device.type, enabled=False):
             of_earlier = _flat(_times(out, earlier))
-            torch.bmm(_flat(q).mT, of_earlier, out=_flat(of_states[:-1]))
-            accumulate(of_states, _kept(half, same, q.dtype), backwards=True)
-            of_first, of_decay = (of_states[0].clone() if ctx.needs_input_grad[4] else None), None
+            torch.bmm(_flat(q).mT, of_earlier, out=_flat(of_before))
+            accumulate(of_states, _kept(half, same, q.dtype), backwards=not backwards)
+            if ctx.needs_input_grad[4]:
+                of_first = of_states[-1 if backwards else 0].clone()
             if ctx.needs_input_grad[3]:
-                of_decay = (of_states[1:] * states[1:]).sum(dim=-1, keepdim=True).sum_to_size(half.shape)
-            of_updates = _flat(of_states[1:] if half is None else decay_(of_states[1:], half))
-            of_weights = _weights(out, v, hidden)
-            of_q = _add_product(torch.bmm(of_weights, _flat(k)), of_earlier, _flat(states[:-1]).mT)
-            of_k = _add_product(torch.bmm(of_weights.mT, _flat(q)), _flat(_times(v, last)), of_updates.mT)
-            of_v = torch.bmm(_weights(q, k, hidden).mT, _flat(out))
-            _add_product(of_v, _flat(_times(k, last)), of_updates)
-        return of_q.view_as(q), of_k.view_as(k), of_v.view_as(v), of_decay, of_first, None, None, None, None
+                of_decay = (of_after * after).sum(dim=-1, keepdim=True).sum_to_size(half.shape)
+            of_updates = _flat(of_after if half is None else decay_(of_after, half))
+            of_q = torch.bmm(of_earlier, _flat(before).mT)
+            of_k = torch.bmm(_flat(_times(v, last)), of_updates.mT)
+            of_v = torch.bmm(_flat(_times(k, last)), of_updates)
+            if not backwards:
+                of_weights = _weights(out, v, hidden)
+                _add_product(of_q, of_weights, _flat(k))
+                _add_product(of_k, of_weights.mT, _flat(q))
+                _add_product(of_v, _weights(q, k, hidden).mT, _flat(out))
+        return of_q.view_as(q), of_k.view_as(k), of_v.view_as(v), of_decay, of_first, *[None] * 5
+
+
+def _sides(states: Tensor, backwards: bool) -> tuple[Tensor, Tensor]:
+    """The states before and after each chunk."""
+    return (states[1:], states[:-1]) if backwards else (states[:-1], states[1:])
 
 
 def _flat(x: Tensor) -> Tensor:

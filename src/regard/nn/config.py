@@ -27,7 +27,7 @@ Path = Literal["fused", "reference", "flex"]
 Mixer = Literal["full", "window", "bigbird", "linformer", "linear", "performer", "gated-linear", "fourier"]
 SOFTMAX = ("full", "window", "bigbird")  # the mixers that are softmax attention with a mask
 # those that compute the packed texts of an encoder as rows of their own: in tensors whose shapes depend on the batch
-BY_TEXT = ("linformer", "linear", "performer", "fourier")
+BY_TEXT = ("linformer", "fourier")
 # here because costs are computed without PyTorch:
 LONG = 512  # keys from which on attention with a window skips masked blocks (`regard.nn.banded`)
 CHUNK, GATED_CHUNK = 64, 32  # tokens that linear attention computes in parallel (`regard.nn.chunks`)

@@ -29,13 +29,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.nn.chunks import START, STRONGEST, Features, State, causal_sum, quotient, with_ones
+from regard.nn.chunks import START, STRONGEST, Features, State, causal_sum, packed_sum, quotient, with_ones
 from regard.nn.config import RANK, StackConfig
 from regard.nn.mask import Positions
 from regard.nn.multihead import Context
 from regard.nn.norm import RMSNorm
 from regard.nn.position import rotate
-from regard.nn.texts import Texts
 from regard.nn.trace import Traceable
 
 
@@ -93,29 +92,6 @@ def scales_of_texts(largest: Tensor, tokens: Positions) -> Tensor:
     text = (number - number[:, :1])[:, None].expand(*largest.shape[:2], -1)  # [B, G, N]
     values = largest[:, :, 0, :, 0]
     return torch.full_like(values, START).scatter_reduce(2, text, values, "amax").gather(2, text)[:, :, None, :, None]
-
-
-def full_sum(q: Tensor, k: Tensor, v: Tensor, texts: Texts | None = None) -> Tensor:
-    """Σ_j (q_i · k_j) v_j over all keys, before and after the query; the shapes are those of `causal_sum`.
-
-    With `texts`, over the keys of the same text of a packed row; for a short one, q kᵀ is smaller than kᵀ v.
-    """
-    if texts is None:
-        return q @ (k.transpose(-2, -1) @ v)
-    groups, features = q.shape[1], q.shape[-1]
-
-    def split(x: Tensor) -> list[Tensor]:
-        """[B, G, R, N, F] -> [T, G, R, L, F] for each group of texts."""
-        rows = texts.split(x.permute(0, 3, 1, 2, 4).flatten(2))
-        return [row.view(*row.shape[:2], groups, -1, x.shape[-1]).permute(0, 2, 3, 1, 4) for row in rows]
-
-    outputs = []
-    for own_q, own_k, own_v in zip(split(q), split(k), split(v), strict=True):
-        own_k = own_k.transpose(-2, -1)
-        is_short = own_q.shape[-2] < features
-        out = (own_q @ own_k) @ own_v if is_short else own_q @ (own_k @ own_v)
-        outputs.append(out.permute(0, 3, 1, 2, 4).flatten(2))
-    return texts.join(outputs).view(len(q), q.shape[3], groups, -1, v.shape[-1]).permute(0, 2, 3, 1, 4)
 
 
 def both_ways(
@@ -189,10 +165,12 @@ class LinearAttention(Traceable):
         tokens: Positions,
     ) -> Tensor:  # fmt: skip
         """The sums over all keys."""
-        exact, texts = torch.promote_types(q.dtype, torch.float32), None if document is None else tokens.texts
+        exact = torch.promote_types(q.dtype, torch.float32)
         q, k = (part.to(exact).contiguous() for part in (q, k))
-        k = self.map.keys(k, is_real, lambda largest: scales_of_texts(largest, tokens))
-        return quotient(full_sum(self.map.of_q(q), k, with_ones(v, exact), texts)).to(x.dtype)
+        q, k = self.map.of_q(q), self.map.keys(k, is_real, lambda largest: scales_of_texts(largest, tokens))
+        v = with_ones(v, exact)
+        sums = q @ (k.transpose(-2, -1) @ v) if document is None else packed_sum(q, k, v, document)
+        return quotient(sums).to(x.dtype)
 
     @property
     def map(self) -> Features:
