@@ -18,6 +18,7 @@ from regard.nn.config import StackConfig
 from regard.nn.mask import AttentionMask, Mask, Positions, causal, everything, window
 
 pytestmark = pytest.mark.cuda
+CUDA = torch.device("cuda")
 
 CAUSAL: dict[str, dict[str, Any]] = {
     "full": {},
@@ -121,13 +122,13 @@ def test_which_kernels_compute_a_long_window() -> None:
         assert prepare(mask, torch.device("cuda"), dropout, kernels) == route
 
 
-def tokens_of(kind: str, length: int) -> Positions:
-    device, index = torch.device("cuda"), torch.arange(length, device="cuda").expand(2, -1)
+def tokens_of(kind: str, length: int, device: torch.device = CUDA) -> Positions:
+    index = torch.arange(length, device=device).expand(2, -1)
     if kind == "plain":
         return Positions.of(length, device)
     if kind == "padded":
-        return Positions.of(length, device, index < torch.tensor([[length], [length // 3]], device="cuda"))
-    document = (index // torch.tensor([[250], [600]], device="cuda") + 1) * (index < length - 30)
+        return Positions.of(length, device, index < torch.tensor([[length], [length // 3]], device=device))
+    document = (index // torch.tensor([[250], [600]], device=device) + 1) * (index < length - 30)
     return Positions.of(length, device, document > 0, document)
 
 
@@ -160,8 +161,21 @@ def test_flash_attention_with_bands_is_the_formula(length: int, kind: str, mask:
     assert relative_error(*found) < 2e-2
 
 
-def test_a_recorded_step_reads_no_tensors_to_find_texts() -> None:
-    stack = make({"mixer": "window(100)"}).cuda().bfloat16()
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("length", [70, 777])
+@pytest.mark.parametrize("name", [name for name in MIXERS if name != "full"])
+def test_packed_texts_are_those_of_a_cpu(name: str, length: int, is_causal: bool) -> None:
+    if is_causal and name not in CAUSAL:
+        pytest.skip("for encoders")
+    stack, x = make(MIXERS[name], is_causal), torch.randn(2, length, 64)
+    expected = passes(stack, x, tokens_of("packed", length, x.device))
+    ours = passes(copy.deepcopy(stack).cuda(), x.cuda(), tokens_of("packed", length))
+    assert relative_error(ours, expected) < 2e-2
+
+
+@pytest.mark.parametrize("mixer", ["window(100)", "linear", "performer", "gated-linear"])
+def test_a_recorded_step_reads_no_tensors_to_find_texts(mixer: str) -> None:
+    stack = make({"mixer": mixer}).cuda().bfloat16()
     x, positions = torch.randn(2, 777, 64, device="cuda", dtype=torch.bfloat16), tokens_of("packed", 777)
     expected = stack(x, positions)
     stack.is_recorded = True
