@@ -92,6 +92,12 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"mixer": f"full, window({2**31})"}, [f"window = {2**31}: must be an integer from 1 to {2**31 - 1}"]),
     ({"window": 4, "dilation": 2**31}, [f"dilation = {2**31}: must be an integer from 1 to {2**31 - 1}"]),
     ({"window": 4, "global_tokens": 10**20}, [f"global_tokens = {10**20}: must be an integer from 0"]),
+    (
+        {"mixer": "bigbird(4)", "random_blocks": 99999999},
+        ["random_blocks = 99999999: must be an integer from 0 to 1024"],
+    ),
+    ({"mixer": "performer", "features": 10**12}, ["features = 1000000000000: must be an integer from 1 to 65536"]),
+    ({"mixer": "linformer", "projected_length": 10**12}, ["must be an integer from 1 to 65536"]),
     ({"mixer": "bigbird(4)", "block_size": 2**31}, [f"block_size = {2**31}: must be an integer from 1"]),
     ({"window": 4, "global_tokens": 1, "global_projections": True, "position": "t5"}, ["'t5'", "'learned'"]),
     ({"mixer": "full, linear", "attention_score": "additive", "attention": "reference"}, ["'linear'", "remove"]),

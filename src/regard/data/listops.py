@@ -67,6 +67,9 @@ class ListOps:
 
     def __post_init__(self) -> None:
         check_fields(self, train=1, valid=1, test=1, shorter=0, above=0, depth=2, arguments=2, seed=0)
+        for name, most in (("depth", 1000), ("arguments", 2**31 - 1)):
+            if getattr(self, name) > most:
+                raise UserError(f"{name} = {getattr(self, name)}: must be {most} or less")
         if self.below < self.above + 2 or self.below < 5:
             raise UserError(
                 f"above = {self.above}, below = {self.below}: no number of tokens is between them; raise below"

@@ -107,6 +107,11 @@ class StackConfig:
         "features": 1, "shifted_window": 1, "experts": 0, "experts_per_token": 1, "max_length": 1,
         "position_distance": 1, "position_buckets": 4,
     }  # fmt: skip
+    # the hash of random blocks takes no more, nor do products of positions; and what no model needs
+    MOST: ClassVar[dict[str, int]] = {
+        **dict.fromkeys(("window", "dilation", "global_tokens", "block_size", "mixer_seed"), 2**31 - 1),
+        "random_blocks": 1024, "projected_length": 2**16, "features": 2**16,
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         check_fields(self, ("dropout", "attention_dropout", "embed_dropout"), **self.LEAST)
@@ -193,11 +198,11 @@ class StackConfig:
                 raise UserError(
                     f"{name} = {getattr(self, name)}: no layer uses it; remove it, or set mixer = '{users[0]}'"
                 )
-        sizes = {name: getattr(self, name) for name in ("dilation", "global_tokens", "block_size", "mixer_seed")}
+        sizes = {name: getattr(self, name) or 0 for name in self.MOST}
         sizes["window"] = max((size for _, size in self.pattern if size is not None), default=0)
         for name, size in sizes.items():
-            if size >= 2**31:  # the hash of random blocks takes no more, nor do products of positions
-                raise UserError(f"{name} = {size}: must be an integer from {self.LEAST[name]} to {2**31 - 1}")
+            if size > self.MOST[name]:
+                raise UserError(f"{name} = {size}: must be an integer from {self.LEAST[name]} to {self.MOST[name]}")
         if self.mixer and self.shifted_window is not None:
             raise UserError(f"mixer = {self.mixer!r} and shifted_window = {self.shifted_window}: remove one of them")
         if self.global_projections and not self.global_tokens:
