@@ -52,7 +52,7 @@ def config_of(name: str, architecture: str, **fields: Any) -> ModelConfig:
     return ModelConfig(**SMALL, **(CASES | ENCODERS)[name], architecture=architecture, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("length", [16, 40, 150])
+@pytest.mark.parametrize("length", [1, 16, 40, 150])
 @pytest.mark.parametrize(("name", "architecture"), EVERY)
 def test_operations(name: str, architecture: str, length: int) -> None:
     config = config_of(name, architecture, attention="reference")

@@ -276,6 +276,22 @@ def test_cached_equals_uncached(kind: str, fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_padding_leaves_a_state_as_it_is(kind: str) -> None:
+    q, k, v = spread(*inputs(3, 2, 3, 10, 4))
+    gate = -inputs(2, 3, 1, 10, 4).abs() if kind == "gated-linear" else None
+    layer = LinearAttention(StackConfig(dim=12, heads=3, mixer="performer", features=8), kind=kind).double()
+    features = None if gate is not None else layer.map
+    own = [*(x.split((7, 1, 2), dim=-2) for x in (q, k, v)), [None] * 3 if gate is None else gate.split((7, 1, 2), -2)]
+    state, states = None, []
+    for part, real in zip(zip(*own, strict=True), (True, False, False), strict=True):
+        mask = torch.full((2, 1, 1, part[0].shape[-2], 1), real)
+        _, state = causal_sum(*part[:3], features=features, log_gate=part[3], is_real=mask, state=state)
+        states.append(state)
+    for later in states[1:]:
+        torch.testing.assert_close(later, states[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("padded", [False, True])
 def test_segments_of_a_long_sequence_change_nothing(kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU computes a long sequence in segments, each from the state after the one before."""

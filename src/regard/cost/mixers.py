@@ -12,8 +12,9 @@ projections Q, K, V and O,
     fourier        0                                        no matmuls; the FFT takes about 5·N·d·log₂(N·d) FLOPs
     window         2·B·N·d·(H·D + G·(D + Dv)) + 2·B·H·n·N·(D + Dv)  with projections of its n global tokens
 
-and one more token of a decoder what N = 1 takes, whatever was read before: the state has B·G·(F·E + 1) elements of 32
-bits or more. Gates add 16·(d + G·D) + G·D + d·H·Dv + Dv parameters, Linformer 2·L·max_length; Fourier has none.
+and one more token of a decoder what N = 1 takes, without the term of a chunk and whatever was read before: the state
+has B·G·(F·E + 1) elements of 32 bits or more. Gates add 16·(d + G·D) + G·D + d·H·Dv + Dv parameters, Linformer
+2·L·max_length; Fourier has none.
 
 For the backward pass a decoder stores, per token, the features of queries and keys, the values, and the state
 before each chunk (G·F·E / C): in 32 bits, like all sums. The weights of the chunks, 2·B·N'·H·C·F FLOPs, are computed
@@ -100,6 +101,12 @@ def mixing_operations(config: ModelConfig, kind: str, batch: int, length: int, c
     sums = chunked if causal or gated else length * (key_heads + heads) * features * columns
     gates = length * (RANK * (dim + key_heads * config.key_dim) + dim * heads * config.val_dim) * gated
     return 2 * batch * (sums + gates) + feature_operations(config, kind, batch, length, causal)
+
+
+def step_operations(config: ModelConfig, kind: str, batch: int) -> int:
+    """One more token of a decoder: the recurrence, in which a chunk has no weights."""
+    weights = 2 * batch * config.heads * (features_of(config, kind) + columns_of(config, kind))
+    return mixing_operations(config, kind, batch, 1, True) - weights
 
 
 def recomputed_operations(config: ModelConfig, kind: str, batch: int, length: int, causal: bool) -> int:

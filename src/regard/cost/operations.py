@@ -210,7 +210,7 @@ def step_operations(config: ModelConfig, stack: StackShape, batch: int) -> int:
     scores = _score_projections(config, batch, 1, keys) + _relative(config, batch, 1)
     reached = (min(keys, _step_reach(config, layer) or keys) for layer in softmax)
     total = len(softmax) * scores + sum(reached) * _per_pair(config, batch)
-    total += sum(mixers.mixing_operations(config, kind, batch, 1, True) for kind in others)
+    total += sum(mixers.step_operations(config, kind, batch) for kind in others)
     block = _projections(config, batch, 1, 1) + _feedforward(config, batch)
     if m:  # the keys and values of the memory are cached
         block += _projections(config, batch, 1, 0) + _score_projections(config, batch, 1, m)

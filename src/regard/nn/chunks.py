@@ -80,6 +80,8 @@ def causal_sum(
     No gate may be stronger than STRONGEST. With `features`, φ(q_i) · φ(k_j) instead, divided by their sum over j. Keys
     that are not `is_real`, or of another `document` [B, G|1, 1, N, 1] each, add nothing. Computed in 32 bits or more.
     """
+    if q.shape[-2] == 1 and state is not None:
+        return one_token(q, k, v, features, log_gate, is_real, state)
     parts = [(q, k, v, log_gate, is_real)]
     if q.device.type == "cpu" and q.shape[-2] > SEGMENT and document is None and not torch.compiler.is_compiling():
         few = [[None] * -(-q.shape[-2] // SEGMENT) if x is None else torch.split(x, SEGMENT, dim=-2) for x in parts[0]]
@@ -90,6 +92,33 @@ def causal_sum(
         outputs.append(out)
     assert state is not None
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2), state
+
+
+def one_token(
+    q: Tensor, k: Tensor, v: Tensor, features: Features | None, log_gate: Tensor | None, is_real: Tensor | None,
+    state: State,
+) -> tuple[Tensor, State]:  # fmt: skip
+    """`causal_sum` of the next token: the recurrence itself, S ← diag(α) S + k vᵀ and out = qᵀ S."""
+    exact, dtype = torch.promote_types(q.dtype, torch.float32), q.dtype
+    q, k, v = q.to(exact), k.to(exact), v.to(exact) if features is None else with_ones(v, exact)
+    before = scale = state[1]
+    if features is not None:
+
+        def scale_of(largest: Tensor) -> Tensor:
+            nonlocal scale
+            scale = torch.maximum(largest, before)
+            return scale
+
+        q, k = features.of_q(q), features.keys(k, is_real, scale_of)
+    elif is_real is not None:
+        k = torch.where(is_real, k, 0.0)
+    decay = (before - scale).exp()
+    if log_gate is not None:
+        decay = log_gate.to(exact).exp().mT  # [B, G, 1, F, 1]
+        decay = decay if is_real is None else torch.where(is_real, decay, 1.0)
+    total = torch.addcmul(k.mT @ v, state[0], decay)
+    sums = q @ total
+    return (sums if features is None else quotient(sums)).to(dtype), (total, scale)
 
 
 def _causal_sum(
