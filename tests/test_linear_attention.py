@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.nn import chunks
+from regard.nn import sums
 from regard.nn.block import Stack
 from regard.nn.cache import Cache
-from regard.nn.chunks import START, STRONGEST, Features, accumulate, causal_sum, packed_sum
+from regard.nn.chunks import STRONGEST, accumulate
 from regard.nn.config import StackConfig
 from regard.nn.linear_attention import (
     GatedLinearAttention,
@@ -26,6 +26,7 @@ from regard.nn.linear_attention import (
 )
 from regard.nn.mask import AttentionMask, Positions, causal, everything
 from regard.nn.multihead import Context
+from regard.nn.sums import START, Features, causal_sum, packed_sum
 
 pytestmark = pytest.mark.grid
 
@@ -124,7 +125,7 @@ def test_the_gradients_are_those_of_the_sums(gated: bool, packed: bool) -> None:
         return out, both_ways(q, k, v, log_gate=log_gate, document=number, forward=0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "chunk_size", lambda count, is_gated: 8)
+        patch.setattr(sums, "chunk_size", lambda count, is_gated: 8)
         assert torch.autograd.gradcheck(run, given)
 
 
@@ -298,7 +299,7 @@ def test_segments_of_a_long_sequence_change_nothing(kind: str, padded: bool, mon
     stack, x, results = stack_of(kind, is_causal=True), inputs(2, 200, 16).requires_grad_(), []
     is_real = torch.arange(200) >= torch.tensor([[0], [70]]) if padded else None
     for size in (2048, 64):
-        monkeypatch.setattr(chunks, "SEGMENT", size)
+        monkeypatch.setattr(sums, "SEGMENT", size)
         out = stack(x, Positions.of(200, CPU, is_real))
         out = out if is_real is None else out[is_real]
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, *stack.parameters()])])

@@ -16,7 +16,8 @@ then the parts they use:
     blocks       which blocks of the attention matrix a mask leaves visible
     banded       attention that skips the others
     plan         which calls compute the visible ones
-    chunks       causal sums of linear attention, chunk by chunk
+    sums         the sums over keys of linear attention
+    chunks       such sums over earlier tokens, chunk by chunk
     patterns     masks of sparse attention: prefixes, global tokens, random blocks
     config       every variant of the architecture as a setting
     embedding    tokens, image patches and features as vectors

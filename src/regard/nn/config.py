@@ -30,7 +30,7 @@ SOFTMAX = ("full", "window", "bigbird")  # the mixers that are softmax attention
 BY_TEXT = ("linformer", "fourier")
 # here because costs are computed without PyTorch:
 LONG = 512  # keys from which on attention with a window skips masked blocks (`regard.nn.banded`)
-CHUNK, GATED_CHUNK = 64, 32  # tokens that linear attention computes in parallel (`regard.nn.chunks`)
+CHUNK, GATED_CHUNK = 64, 32  # tokens that linear attention computes in parallel (`regard.nn.sums`)
 RANK = 16  # of the matrix W₂ W₁ of the gates; also the root that is taken of them
 
 

@@ -29,12 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.nn.chunks import START, STRONGEST, Features, State, causal_sum, packed_sum, quotient, with_ones
+from regard.nn.chunks import STRONGEST
 from regard.nn.config import RANK, StackConfig
 from regard.nn.mask import Positions
 from regard.nn.multihead import Context
 from regard.nn.norm import RMSNorm
 from regard.nn.position import rotate
+from regard.nn.sums import START, Features, State, causal_sum, packed_sum, quotient, with_ones
 from regard.nn.trace import Traceable
 
 
