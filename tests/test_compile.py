@@ -77,3 +77,19 @@ def test_packed_texts_are_compiled_once_in_linear_attention(mixer, is_causal):
         for plain, ours in zip(*results, strict=True):
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 2  # forward and backward
+
+
+@pytest.mark.parametrize("mixer", ["linear", *slow("performer", "gated-linear")])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_linear_attention_is_compiled_for_several_lengths(mixer, backend):
+    torch._dynamo.reset()
+    shape = {"dim": 16, "heads": 2, "ff_dim": 16, "layers": 1, "dropout": 0.0, "embed_dropout": 0.0, "position": "none"}
+    stack = Stack(StackConfig(**shape, mixer=mixer), causal=True).train()
+    run = torch.compile(run_block, backend=backend, fullgraph=True)
+    for length in (100, 130, 300):
+        x, results = torch.randn(1, length, 16, requires_grad=True), []
+        for stack.compute in (None, run):
+            out = stack(x, Positions.of(length, x.device))
+            results.append([out, *torch.autograd.grad(out.sin().mean(), [x, *stack.parameters()])])
+        for plain, compiled in zip(*results, strict=True):
+            torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)

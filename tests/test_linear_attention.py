@@ -319,6 +319,23 @@ def test_the_rows_of_a_cache_can_be_reordered(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_causal", [False, True])
+def test_a_loss_on_padding_without_keys_has_finite_gradients(kind: str, is_causal: bool) -> None:
+    stack, x = stack_of(kind, is_causal=is_causal).float(), inputs(2, 20, 16).float().requires_grad_()
+    is_real = torch.arange(20) >= torch.tensor([[8], [20]])
+    stack(x, Positions.of(20, CPU, is_real)).sin().sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_second_derivative_is_refused(kind: str, is_causal: bool) -> None:
+    stack, x = stack_of(kind, is_causal=is_causal), inputs(1, 70, 16).requires_grad_()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(stack(x, Positions.of(70, CPU)).sin().sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("left", [False, True])
 def test_padding_changes_nothing(kind: str, is_causal: bool, left: bool) -> None:
     stack, x = stack_of(kind, is_causal=is_causal), inputs(2, 80, 16)

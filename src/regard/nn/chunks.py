@@ -19,7 +19,6 @@ backward pass is written out. It computes the weights tril(Q Kᵀ) again, and th
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -58,7 +57,7 @@ class Packed(NamedTuple):
     @staticmethod
     def of(document: Tensor, size: int, *, backwards: bool = False) -> Packed:
         """With `backwards`, the state before a chunk is that of later tokens."""
-        number = to_chunks(F.pad(document, (0, 0, 0, -document.shape[-2] % size), value=-1), size)
+        number = to_chunks(F.pad(document.long(), (0, 0, 0, -document.shape[-2] % size), value=-1), size)
         end = number[..., :1, :] if backwards else number[..., -1:, :]
         # there is no state before the first chunk
         before = torch.cat((end[1:], end[-1:])) if backwards else torch.cat((end[:1], end[:-1]))
@@ -72,6 +71,12 @@ class Packed(NamedTuple):
     def masks(self, reads: int) -> tuple[Tensor, ...]:
         """`earlier` of R · C queries, `last` and `same`."""
         return self.earlier.repeat(1, 1, 1, reads, 1), self.last, self.same
+
+
+def refuse_second_derivative() -> None:
+    """In a backward pass that is written out: with `create_graph`, the gradient would have none itself, silently."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError("linear attention has no second derivative: remove create_graph, or use mixer = 'full'")
 
 
 class Gated(torch.autograd.Function):
@@ -88,6 +93,7 @@ class Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Gradients:
+        refuse_second_derivative()
         q, k, factor = ctx.saved_tensors
         of_q, of_k, of_middle, of_total = gradients
         of_sums = (_reads(q, factor) * _reads(of_q, factor)).sum(dim=3).addcmul_(k, of_k, value=-1)
@@ -134,6 +140,7 @@ class ChunkedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
+        refuse_second_derivative()
         q, k, v, half, states, hidden, earlier, last, same = ctx.saved_tensors
         (out, end), backwards = gradients, ctx.backwards
         out = q.new_zeros(*q.shape[:-1], v.shape[-1]) if out is None else out.contiguous()
@@ -208,7 +215,9 @@ def accumulate(states: Tensor, decay: Tensor | None, *, backwards: bool = False)
     """
     others, before = (states[:-1], states[-1]) if backwards else (states[1:], states[0])
     count, step = len(others), -1 if backwards else 1
-    size = 1 if states.device.type == "cpu" and not torch.compiler.is_compiling() else max(1, math.isqrt(count))
+    size, on_cpu = 1, states.device.type == "cpu" and not torch.compiler.is_compiling()
+    while not on_cpu and (size + 1) ** 2 <= count:  # Dynamo does not know math.isqrt
+        size += 1
     if decay is None:
         if size > 1:
             states.copy_(states.flip(0).cumsum(dim=0).flip(0)) if backwards else states.cumsum_(dim=0)

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.nn.chunks import STRONGEST
+from regard.nn.chunks import STRONGEST, refuse_second_derivative
 from regard.nn.config import RANK, StackConfig
 from regard.nn.mask import Positions
 from regard.nn.multihead import Context
@@ -44,12 +44,13 @@ class EluFeatures(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        out: Tensor = F.elu(x).add_(1)
+        out = F.elu(x) + 1  # not in place: torch.compile of PyTorch 2.11 would lose the gradient
         ctx.save_for_backward(out)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        refuse_second_derivative()
         (out,) = ctx.saved_tensors
         of_x: Tensor = gradients[0] * out.clamp_max(1)
         return of_x

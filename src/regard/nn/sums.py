@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.nn.chunks import ChunkedSum, Gated, Packed, from_chunks, to_chunks
+from regard.nn.chunks import ChunkedSum, Gated, Packed, from_chunks, refuse_second_derivative, to_chunks
 from regard.nn.config import chunk_size
 
 SEGMENT = 2048  # tokens that a CPU computes at once: the memory of larger tensors would be returned and taken each time
@@ -182,9 +182,11 @@ class Quotient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        refuse_second_derivative()
         out, divisor = ctx.saved_tensors
-        of_out = gradients[0] / divisor
-        return torch.cat((of_out, -torch.linalg.vecdot(of_out, out)[..., None]), dim=-1)
+        is_empty = divisor <= torch.finfo(divisor.dtype).tiny
+        of_out = torch.where(is_empty, 0.0, gradients[0] / divisor)
+        return torch.cat((of_out, -(of_out * out).sum(dim=-1, keepdim=True)), dim=-1)
 
 
 class Scales:
