@@ -52,7 +52,7 @@ def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float,
         return "flash"
     if is_cpu and keys >= LONG and attention_mask.plans_texts:
         attention_mask.plan = plan_texts(attention_mask)
-        attention_mask.plans_texts = attention_mask.plan is not None  # so that no other layer plans in vain
+        attention_mask.plans_texts = attention_mask.plan is not None  # so that no other layer plans again
         if attention_mask.plans_texts:
             return "banded"
     if mask.reach is None and not (is_causal and (is_cpu or kind == "part")):

@@ -210,8 +210,8 @@ def _weights(rows: Tensor, columns: Tensor, hidden: Tensor | None) -> Tensor:
 def accumulate(states: Tensor, decay: Tensor | None, *, backwards: bool = False) -> None:
     """In place, s[c + 1] += decay[c] · s[c] for c = 0, 1, …; backwards, s[c] += decay[c] · s[c + 1] for c = …, 1, 0.
 
-    On a CPU in a loop. Elsewhere every operation has a price, so n states are √n blocks of √n: the loop runs first
-    within all blocks at once, then over the blocks, to which it adds the last state of the one before.
+    On a CPU in a loop. Elsewhere each operation is a kernel to start, so n states are √n blocks of √n: the loop runs
+    first within all blocks at once, then over the blocks, to which it adds the last state of the one before.
     """
     others, before = (states[:-1], states[-1]) if backwards else (states[1:], states[0])
     count, step = len(others), -1 if backwards else 1
