@@ -1,6 +1,6 @@
 """Mixers on tasks with long inputs: a study of all rows with several seeds, as a result file with the baselines.
 
-    python benchmarks/long_inputs.py listops -o benchmarks/results/long-listops-h200.json
+    python benchmarks/long_inputs.py listops --jobs 2 -o benchmarks/results/long-listops-cpu.json
     python benchmarks/long_inputs.py nsmc-long --data data/nsmc -o …
     python benchmarks/long_inputs.py shakespeare-16k --data data/shakespeare -o …
 
@@ -114,8 +114,9 @@ def main() -> None:
     about, rows = rows_of(study)
     base = study.base
     result = {
-        "kind": "long-inputs", "task": args.task, **about, "seeds": args.seeds, "model": base.get("model", {}),
-        "train": base.get("train", {}), "machine": measure.machine(device.partition(":")[0]),
+        "kind": "long-inputs", "task": args.task, **about, "seeds": args.seeds, "side_by_side": args.jobs,
+        "data": base.get("data", {}), "model": base.get("model", {}), "train": base.get("train", {}),
+        "machine": measure.machine(device.partition(":")[0]),
         "baselines": {name: value for name, value in baselines(study, about["test"]).items() if math.isfinite(value)},
         "rows": rows,
     }  # fmt: skip

@@ -30,6 +30,7 @@ from regard.nn.config import Path
 from regard.nn.flash import attend_flash
 from regard.nn.mask import AttentionMask
 from regard.nn.position import Bias
+from regard.nn.sdpa import fused_attention
 
 Mark = Callable[[str, Tensor], Tensor]  # (stage, value) -> value: a trace may record it, or replace it
 
@@ -103,10 +104,6 @@ def attend(
             "AttentionMask(from_tensor(mask), queries, keys) makes one of a boolean tensor"
         )
     grouped, route = q.shape[1] != k.shape[1], str(path)
-    if path == "fused" and slow_on_cpu(q):
-        with torch.autocast("cpu", enabled=False):
-            parts = (x.float() for x in (q, k, v))
-            return attend(*parts, attention_mask, bias=bias, scale=scale, dropout=dropout).to(q.dtype)
     if path == "fused":
         kernels = kernels_for(q.dtype, q.shape[-1], v.shape[-1], is_plain=bias is None and not grouped)
         route = prepare(attention_mask, q.device, dropout, kernels)
@@ -129,7 +126,7 @@ def attend(
                     mask = mask.masked_fill(~attention_mask.dense(), float("-inf"))
             elif mask is not None and q.is_cuda:
                 mask = attention_mask.additive(q.dtype)  # cuDNN takes an all-False boolean row for an all-True one
-            return F.scaled_dot_product_attention(
+            return fused_attention(
                 q, k, v, mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
             )
         case _:
@@ -140,11 +137,6 @@ def attend(
             if q.is_cuda and not torch.compiler.is_compiling():
                 run = _compiled_flex()
             return run(q, k, v, score_mod, block_mask, scale=scale, enable_gqa=grouped)
-
-
-def slow_on_cpu(q: Tensor) -> bool:
-    """Whether scaled_dot_product_attention is faster in 32 bits: on a CPU its backward pass takes longer in bf16."""
-    return q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
 
 
 def _check_flex(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:

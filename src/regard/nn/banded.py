@@ -30,6 +30,7 @@ from regard.nn.flash import find_bands, flash_can
 from regard.nn.mask import AttentionMask, causal
 from regard.nn.plan import Plan, Range, cheapest, indices, make_plan, plan_texts
 from regard.nn.position import Bias
+from regard.nn.sdpa import fused_attention
 
 
 def prepare(attention_mask: AttentionMask, device: torch.device, dropout: float, kernels: Collection[str]) -> str:
@@ -142,7 +143,7 @@ def _attend_pieces(q: Tensor, k: Tensor, v: Tensor, plan: Plan, added: Added | N
                 mask = bias if mask is None else bias + mask
                 if number >= 0:
                     known[number] = mask
-        out = F.scaled_dot_product_attention(one, own_keys, own_values, mask, is_causal=is_causal, **options)
+        out = fused_attention(one, own_keys, own_values, mask, is_causal=is_causal, **options)
         outputs.append(out)
     return torch.cat(outputs, dim=2)
 
@@ -185,7 +186,7 @@ def _attend_groups(q: Tensor, k: Tensor, v: Tensor, plan: Plan, added: Added | N
             if bias.shape[1] > 1:
                 bias = bias.expand(batch, -1, -1, -1, -1)
             mask = bias.flatten(0, 1) + mask
-        out = F.scaled_dot_product_attention(queries, keys, values, mask, **options)
+        out = fused_attention(queries, keys, values, mask, **options)
         outputs.append(out.view(batch, -1, *out.shape[1:]))  # [B, R, H, c, Dv]
     whole = _select(torch.cat(outputs, dim=1), torch.cat([group.rows for group in plan.groups]).argsort())
     whole = whole.view(batch, -1, *whole.shape[1:])  # [B, blocks, H, c, Dv]

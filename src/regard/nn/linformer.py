@@ -14,19 +14,17 @@ of a packed row has mixtures of its own (`regard.nn.texts`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.errors import UserError
-from regard.nn.attention import attention_stages, slow_on_cpu
+from regard.nn.attention import attention_stages
 from regard.nn.config import StackConfig
 from regard.nn.mask import Positions
 from regard.nn.multihead import Context
 from regard.nn.norm import RMSNorm
+from regard.nn.sdpa import fused_attention
 from regard.nn.texts import Texts
 from regard.nn.trace import Traceable
 
@@ -73,12 +71,7 @@ class LinformerAttention(Traceable):
         dropout, scale = self.config.attention_dropout if self.training else 0.0, self.config.scale
         if self.config.attention == "reference":
             return attention_stages(q, k, v, scale=scale, dropout=dropout).output
-        options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": self.heads != self.key_heads}
-        if slow_on_cpu(q):
-            with torch.autocast("cpu", enabled=False):
-                parts = (x.float() for x in (q, k, v))
-                return F.scaled_dot_product_attention(*parts, **options).to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, **options)
+        return fused_attention(q, k, v, dropout_p=dropout, scale=scale, enable_gqa=self.heads != self.key_heads)
 
     def _attend_texts(self, q: Tensor, k: Tensor, v: Tensor, texts: Texts) -> Tensor:
         """The same for packed rows; `k` and `v` of a trace have one row per text."""
