@@ -1,4 +1,4 @@
-"""Fused attention in 16 bits on a CPU: where it is computed in 32 bits, and that the values are those of the formula."""
+"""Fused attention in 16 bits on a CPU: when it is computed in 32 bits, and that its values are those of the formula."""
 
 from __future__ import annotations
 
