@@ -17,6 +17,7 @@ the norms and the loss in 32; and a copy of each matrix in 16 bits ("half_weight
 These are the tensors of PyTorch's CUDA kernels, which never store the [B, H, N, N] weights of fused attention. Where
 no kernel supports the inputs (on a CPU: attention dropout, learned biases, value_dim ≠ head_dim; on a GPU: fp32 with
 fewer key/value heads than heads), PyTorch computes the formula step by step, and "reference" is the better estimate.
+In 16 bits on a CPU, attention over short sequences also stores its tensors in 32 bits (`regard.nn.sdpa`); not counted.
 
 The backward pass frees memory as it proceeds. Its peak is at its start, with the gradients of the loss: (w + s) bytes
 for each of the T·vocab_size logits (with label smoothing; a little less without). Not counted: workspaces of libraries

@@ -126,9 +126,7 @@ def attend(
                     mask = mask.masked_fill(~attention_mask.dense(), float("-inf"))
             elif mask is not None and q.is_cuda:
                 mask = attention_mask.additive(q.dtype)  # cuDNN takes an all-False boolean row for an all-True one
-            return fused_attention(
-                q, k, v, mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
-            )
+            return fused_attention(q, k, v, mask, dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped)
         case _:
             _check_flex(q, k, v, dropout)
             score_mod = None if bias is None else bias.score_mod(q)

@@ -17,14 +17,16 @@ from torch import Tensor
 SHORT = 512  # queries up to which bf16 is slower
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout_p: float = 0.0, **options: Any
+) -> Tensor:
     """softmax(q kᵀ · scale + mask) v; the arguments of F.scaled_dot_product_attention."""
     if not _is_faster_in_32_bits(q):
-        return F.scaled_dot_product_attention(q, k, v, mask, **options)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)
     with torch.autocast("cpu", enabled=False):
         q32, k32, v32 = (x.float() for x in (q, k, v))
         mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
-        return F.scaled_dot_product_attention(q32, k32, v32, mask, **options).to(q.dtype)
+        return F.scaled_dot_product_attention(q32, k32, v32, mask, dropout_p, **options).to(q.dtype)
 
 
 def _is_faster_in_32_bits(q: Tensor) -> bool:
