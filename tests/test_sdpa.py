@@ -58,6 +58,7 @@ def test_attention_is_computed_in_the_faster_format(dtype: torch.dtype, length: 
 @pytest.mark.parametrize(("length", "computed"), [(SHORT, torch.float32), (SHORT + 1, torch.bfloat16)])
 def test_autocast_does_not_change_the_format_back(length: int, computed: torch.dtype) -> None:
     assert computed_in(length, torch.float32, autocast=torch.bfloat16) == {computed}
+    assert computed_in(length, torch.float64, autocast=torch.bfloat16) == {torch.float64}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -30,7 +30,7 @@ def fused_attention(
 
 
 def _is_faster_in_32_bits(q: Tensor) -> bool:
-    if q.device.type != "cpu":
+    if q.device.type != "cpu" or q.dtype == torch.float64:  # autocast leaves 64 bits as they are
         return False
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else q.dtype
     return dtype == torch.float16 or (dtype == torch.bfloat16 and q.shape[-2] <= SHORT)
